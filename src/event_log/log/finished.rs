@@ -40,20 +40,20 @@ impl Drop for FoundStreams<'_> {
 }
 
 impl EventLog {
-    /// Returns the streams of a session on which the server has sent requests: all that are whole,
-    /// and of the finished calls those that know a request which one of `messages` answers.
+    /// Returns the streams of a session that may have server requests: all whole streams, and the
+    /// finished calls with a request that one of `messages` responds to.
     pub fn asking_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
         self.with_answered(self.sessions.streams_with_server_requests(id, session), session, messages)
     }
 
-    /// Returns every live stream of a session, and of its finished calls those that know a request
-    /// which one of `messages` answers.
+    /// Returns every live stream of a session, and its finished calls with a request that one of
+    /// `messages` responds to.
     pub fn concerned_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
         self.with_answered(self.sessions.streams(id, session), session, messages)
     }
 
-    /// Adds the finished calls of a session that know a request of the server which one of
-    /// `messages` answers.
+    /// Adds the finished calls of a session with a server request that one of `messages` responds
+    /// to.
     fn with_answered(
         &self,
         mut streams: Vec<Arc<Stream>>,
@@ -72,7 +72,7 @@ impl EventLog {
         FoundStreams { log: self, streams }
     }
 
-    /// Returns the ids of the server's requests that no client has answered, of the finished calls
+    /// Returns the ids of the server requests without a client response, of the finished calls
     /// of a session under these principals.
     pub fn unanswered_requests(&self, id: &SessionId, principals: &[Principal]) -> Vec<RequestId> {
         let finished = self.sessions.finished_of(id, principals);

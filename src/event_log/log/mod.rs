@@ -46,7 +46,7 @@ use crate::store::{Coordination, StoreHealth};
 
 /// Late responses that are written at a time, once the store accepts writes again.
 pub(in crate::event_log) const LATE_WRITES_MAX: usize = 16;
-/// Interval at which a drain checks for undelivered responses.
+/// Interval of the checks of a drain for undelivered responses.
 const FETCH_POLL: Duration = Duration::from_millis(50);
 
 /// All streams of this process.

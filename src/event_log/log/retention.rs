@@ -17,7 +17,7 @@ use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;
 use crate::simulation::{self, Bug};
 
-/// Interval at which the task of a call with a key is looked for, whose retention is over.
+/// Interval of the search for the task of a call with a key after its retention.
 const TASK_CHECK: Duration = Duration::from_secs(60);
 /// Interval of the sweep of idle sessions.
 const SESSION_SWEEP: Duration = Duration::from_secs(60);

@@ -121,7 +121,7 @@ impl EventLog {
         Some((stream, !is_bare))
     }
 
-    /// Checks a stub whose time may have come. Returns `None` if there is none of this id.
+    /// Checks a stub whose time may have come. Returns `None` if no stub has this id.
     pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };

@@ -20,15 +20,15 @@ use crate::store::StoreHealth;
 /// Terms of a new task.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTerms {
-    /// Time without a poll after which the task is abandoned.
+    /// Longest time without a poll. After it the task is abandoned.
     pub max_wait: Duration,
-    /// Time for which the outcome is kept.
+    /// Retention of the outcome.
     pub retention: Duration,
 }
 
 impl EventLog {
-    /// Creates the stream of a task in which `call` is to go on, and publishes it. `request_bytes`
-    /// are those of its request, which the task keeps.
+    /// Creates the stream of a task that continues `call`, and publishes it. `request_bytes` is the
+    /// size of the request, which the task keeps.
     ///
     /// # Errors
     /// `TooManyStreams` for a caller with as many running tasks as it may have, `ShareFull` or

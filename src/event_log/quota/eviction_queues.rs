@@ -1,4 +1,4 @@
-//! Eviction queues of a quota: its finished streams, in the order in which an eviction takes them.
+//! Eviction queues of a quota: its finished streams, in the order of eviction.
 //!
 //! Absent: the eviction itself (`writer/eviction.rs`).
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::protocol::ids::StreamId;
 use crate::sync;
 
-/// Reason for which a finished stream may be evicted. Streams of the first queue go first.
+/// Reason why a finished stream may be evicted. Streams of the first queue go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) enum EvictionQueue {
     /// The delivery of the last message is proven: what is left is the end, and for a while the
@@ -23,7 +23,7 @@ pub(in crate::event_log) enum EvictionQueue {
     Unconfirmed,
 }
 
-/// Finished streams of a quota that may be evicted, by the time at which they were queued.
+/// Finished streams of a quota that may be evicted, by the time of queueing.
 #[derive(Default)]
 struct Queues {
     proven: BTreeSet<(Instant, StreamId)>,
@@ -63,7 +63,7 @@ impl EvictionQueues {
         self.queues().of(queue).len()
     }
 
-    /// Takes the first stream out of a queue, with the time at which it was queued.
+    /// Takes the first stream out of a queue, with the time of queueing.
     pub(in crate::event_log) fn pop_first_of(&self, queue: EvictionQueue) -> Option<(Instant, StreamId)> {
         self.queues().of(queue).pop_first()
     }

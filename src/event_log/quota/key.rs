@@ -1,4 +1,4 @@
-//! Key of a quota: the holder for which a request counts.
+//! Key of a quota: the holder that a request counts for.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! The quotas that hold most, in the order in which a full process evicts from them.
+//! The quotas that hold most, in the order of evictions in a full process.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;

@@ -40,7 +40,7 @@ pub use limits::{QuotaLimits, TailLimits};
 pub use reservation::{Reservation, StreamReservation};
 pub use upload::UploadReservation;
 
-/// Number of quotas from which unused ones are swept; the next sweep follows at twice the number
+/// Number of quotas that begins a sweep of unused ones; the next sweep follows at twice the number
 /// then in use.
 const QUOTAS_MIN: usize = 1024;
 
@@ -58,7 +58,7 @@ impl Quotas {
         Self { global, quotas: DashMap::new(), sweep_at: AtomicUsize::new(QUOTAS_MIN) }
     }
 
-    /// Returns the quota of `key`; creates it if there is none.
+    /// Returns the quota of `key`; creates it if it does not exist.
     pub fn of(&self, key: QuotaKey) -> Arc<Quota> {
         if let Some(quota) = self.quotas.get(&key) {
             return quota.clone();
@@ -94,7 +94,7 @@ impl Quotas {
         &self.global
     }
 
-    /// Sets the streams from which quotas are freed. Counts once.
+    /// Sets the streams that free quotas. Counts once.
     pub(super) fn set_room(&self, room: Weak<dyn MakeRoom>) {
         let _ = self.global.room.set(room);
     }

@@ -62,7 +62,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Returns the quota in which the bytes count.
+    /// Returns the quota that the bytes count in.
     pub fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
@@ -108,7 +108,7 @@ pub struct StreamReservation {
     staged: usize,
     /// Bytes of an incomplete event.
     arriving: usize,
-    /// Number by which this call holds the quota's overrun, or `None`.
+    /// Number of this call's hold on the quota's overrun, or `None`.
     overrun: Option<u64>,
     global_overrun: Option<u64>,
     is_running: bool,
@@ -223,7 +223,7 @@ impl StreamReservation {
         self.count();
     }
 
-    /// Releases the request of a call that is over; `events` are the bytes of its events.
+    /// Releases the request of a call that has ended; `events` are the bytes of its events.
     pub(in crate::event_log) fn forget_request(&mut self, events: usize) {
         (self.base, self.arriving, self.events) = (STREAM_COST, 0, events);
         self.count();

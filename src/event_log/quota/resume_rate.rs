@@ -13,7 +13,7 @@ const RESUME_BURST: Duration = Duration::from_secs(10);
 /// Resumes of one quota, limited to a number per second.
 #[derive(Default)]
 pub(super) struct ResumeRate {
-    /// Time at which the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus
+    /// Time when the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus
     /// one.
     paid_until: Mutex<Option<Instant>>,
     /// Queue of waiting resumes. A resume is counted only once it is admitted, so a caller that
@@ -40,7 +40,7 @@ impl ResumeRate {
     /// Counts a resume at `now`.
     ///
     /// # Errors
-    /// The time at which one may be counted.
+    /// Earliest time of the next count.
     fn count(&self, per_sec: u32, now: Instant) -> Result<(), Instant> {
         let cost = Duration::from_secs(1) / per_sec;
         let mut paid = sync::lock(&self.paid_until);

@@ -18,7 +18,7 @@ use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
 use crate::sync;
 
-/// Time for which the largest quotas are not searched again in a full process.
+/// Pause between two searches for the largest quotas in a full process.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
 /// Bytes that a delivered stream keeps while that frees enough: more than sockets and a proxy on
 /// the way buffer, and so can lose.
@@ -140,7 +140,7 @@ impl StreamTable {
         sync::lock(&self.largest)
     }
 
-    /// Makes one step; returns false if there is none left.
+    /// Makes one step; returns false without a further step.
     fn evict_step(&self, quota: &Quota, now: Instant) -> bool {
         self.evict_first(quota, EvictionQueue::Proven, now)
             || self.trim_one(quota)

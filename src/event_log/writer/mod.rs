@@ -1,4 +1,4 @@
-//! Writer: the pump's side of a stream, the only one that appends.
+//! Writer: the pump's side of a stream. Only the pump appends.
 
 mod admission;
 mod eviction;
@@ -116,7 +116,7 @@ impl Writer {
         inner.wake();
     }
 
-    /// Returns the next effect of the machine, or the input for which the pump waits if there is
+    /// Returns the next effect of the machine, or the input that the pump waits for if there is
     /// none.
     pub fn poll_next(&self) -> Next {
         let mut inner = self.stream.shared.lock();

@@ -208,7 +208,7 @@ impl Recorder<'_> {
         Err(Error::Unavailable("it has lost an accepted event".into()).into())
     }
 
-    /// Writes a stream of which the store has nothing yet, and whose last event is in `staged`, in
+    /// Writes a stream that is new to the store, and whose last event is in `staged`, in
     /// one step. Returns false for any other stream.
     async fn write_whole(&self, staged: &Staged) -> Result<bool, Error> {
         let Some(state) = &staged.state else { return Ok(false) };

@@ -16,7 +16,7 @@ use crate::event_log::stream::summary::Summary;
 use crate::protocol::ids::StreamId;
 use crate::protocol::stream::End;
 
-/// Streams that can be found, and the quotas in which they count.
+/// Streams that can be found, and their quotas.
 ///
 /// Order of the locks: an entry of the map, then the lock of the stream in it, then the eviction
 /// queues of a quota. A stream or stub that leaves the map is dropped after the guard of its entry:
@@ -36,7 +36,7 @@ pub(in crate::event_log) enum StreamEntry {
 
 /// Result of the replacement of a stream by its stub.
 pub(in crate::event_log) struct Reduced {
-    /// Calls under which the retry index has the stub.
+    /// Calls that lead to the stub in the retry index.
     pub(in crate::event_log) calls: Vec<Fingerprint>,
     /// True if the delivery is proven.
     pub(in crate::event_log) is_proven: bool,
@@ -81,7 +81,7 @@ impl StreamTable {
         Self { entries: DashMap::new(), quotas, largest: Mutex::default() }
     }
 
-    /// Returns the stream with this id, or `None` if there is none or only its stub.
+    /// Returns the stream with this id, or `None` if only its stub or nothing is there.
     pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.entries.get(&id)?.stream().cloned()
     }
