@@ -1,6 +1,5 @@
 //! Probes of the tokens of callers, through all layers of the upstream.
 
-use http::HeaderValue;
 use http::header::ACCEPT;
 use http::request::Parts;
 
@@ -10,9 +9,6 @@ use super::server::synthetic::{self, discover_request};
 use super::stack::Upstream;
 use super::token_probe::{ProbeOutcome, compare_tokens, outside_sessions};
 use crate::protocol::headers::{Era, ProtocolVersion};
-
-/// Media types of the response to a probe.
-const ACCEPTED: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 
 impl Upstream {
     /// Probes the token of the request `parts`, which must be a JWT.
@@ -29,7 +25,7 @@ impl Upstream {
         if names_bridged_session(self, &call) {
             return compare_tokens(self, outside_sessions(call), None).await;
         }
-        let ping = synthetic::post(&call, synthetic::ping()).with(ACCEPT, ACCEPTED);
+        let ping = synthetic::post(&call, synthetic::ping()).with(ACCEPT, synthetic::BOTH_TYPES);
         compare_tokens(self, ping, Some(self.revivals())).await
     }
 }

@@ -90,8 +90,8 @@ fn poll_uncounted<T>(future: Pin<&mut (dyn Future<Output = T> + Send)>, cx: &mut
     future.poll(cx)
 }
 
-/// Makes the calls; returns the number of those that succeeded. `received` gets the number of
-/// messages that it has of a call.
+/// Makes the calls; returns the number of successful calls. `received` gets the number of messages
+/// that have arrived of a call.
 async fn client(address: SocketAddr, times: usize, kind: Kind, received: watch::Sender<usize>) -> Result<usize> {
     let mut io = TcpStream::connect(address).await?;
     io.set_nodelay(true)?;

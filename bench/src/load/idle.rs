@@ -31,7 +31,7 @@ pub(super) struct Args {
     /// Seconds of silence before the mark `open`, and between two waves
     #[arg(long, default_value_t = 0.0)]
     after_secs: f64,
-    /// Waves in which connections are opened. With several, those of the second half are measured,
+    /// Waves of new connections. With several waves the second half is measured,
     /// from the mark `start` on: malloc then has the memory that earlier ones gave back
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     waves: u64,

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     timeout_secs: u64,
     /// The server is not the scripted one or has a bridge before it: make the whole handshake, take
     /// the same messages in any JSON, answers as event streams and event IDs of any kind; and count
-    /// clients that do not come back instead of failing
+    /// clients that do not return instead of failing
     #[arg(long, global = true)]
     foreign: bool,
     /// Speak HTTP+SSE, the transport before Streamable HTTP, to a foreign server: the URL is its

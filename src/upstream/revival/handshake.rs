@@ -244,7 +244,7 @@ impl Handshaking {
         headers.remove(names::MCP_SESSION_ID);
         headers.remove(names::LAST_EVENT_ID);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(ACCEPT, synthetic::BOTH_TYPES);
         headers
     }
 

@@ -330,27 +330,16 @@ impl Refused<'_> {
         let began = clock::now();
         let attempt = async move {
             let opened = handshaking.run(permit).await;
-            let outcome = match &opened {
-                Opened::Revived => RevivalOutcome::Revived,
-                Opened::Unauthorized(_) => RevivalOutcome::Unauthorized,
-                Opened::Differs => RevivalOutcome::Differs,
-                Opened::Ended => RevivalOutcome::Ended,
-                Opened::Displaced(_) => RevivalOutcome::Displaced,
-                Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
-            };
+            let outcome = outcome_of(&opened);
             if matches!(opened, Opened::Revived) && is_limited {
                 upstream.revivals().signs.record_revival(handshake.note_revival(clock::now()));
             }
-            handshake.end_attempt(match opened {
-                Opened::Failed(_) | Opened::Unstarted(_) => AttemptEnd::Failed,
-                Opened::Revived | Opened::Unauthorized(_) | Opened::Differs | Opened::Ended | Opened::Displaced(_) => {
-                    AttemptEnd::Other
-                }
-            });
+            let has_failed = outcome == RevivalOutcome::Failed;
+            handshake.end_attempt(if has_failed { AttemptEnd::Failed } else { AttemptEnd::Other });
             metrics.observe_revival(outcome);
             if let Some(mut span) = span.take() {
                 span.set("mcp_resume.outcome", outcome.label());
-                if outcome == RevivalOutcome::Failed {
+                if has_failed {
                     span.fail(outcome.label());
                 }
             }
@@ -360,13 +349,31 @@ impl Refused<'_> {
             drop(turn);
             opened
         };
-        match tokio::spawn(attempt.in_current_span()).await {
-            Ok(Opened::Revived) => Attempt::Revived,
-            Ok(Opened::Unauthorized(response)) => Attempt::Unauthorized(*response),
-            Ok(Opened::Unstarted(response)) => Attempt::Unstarted(Some(*response)),
-            Ok(Opened::Differs | Opened::Ended) => Attempt::Gone,
-            Ok(Opened::Displaced(owner)) => Attempt::Displaced(owner),
-            Ok(Opened::Failed(_)) | Err(_) => Attempt::Failed,
+        tokio::spawn(attempt.in_current_span()).await.map_or(Attempt::Failed, Attempt::from)
+    }
+}
+
+/// Returns the outcome of a handshake for metrics and traces.
+fn outcome_of(opened: &Opened) -> RevivalOutcome {
+    match opened {
+        Opened::Revived => RevivalOutcome::Revived,
+        Opened::Unauthorized(_) => RevivalOutcome::Unauthorized,
+        Opened::Differs => RevivalOutcome::Differs,
+        Opened::Ended => RevivalOutcome::Ended,
+        Opened::Displaced(_) => RevivalOutcome::Displaced,
+        Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
+    }
+}
+
+impl From<Opened> for Attempt {
+    fn from(opened: Opened) -> Self {
+        match opened {
+            Opened::Revived => Self::Revived,
+            Opened::Unauthorized(response) => Self::Unauthorized(*response),
+            Opened::Unstarted(response) => Self::Unstarted(Some(*response)),
+            Opened::Differs | Opened::Ended => Self::Gone,
+            Opened::Displaced(owner) => Self::Displaced(owner),
+            Opened::Failed(_) => Self::Failed,
         }
     }
 }

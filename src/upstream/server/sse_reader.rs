@@ -212,22 +212,23 @@ pub(in crate::upstream) async fn first_message(
     }
 }
 
-/// Returns all messages of a response of JSON or of events, of at most `limit` bytes each. Returns
-/// `None` if the response breaks off.
+/// Returns all messages of a response of JSON or of events, of at most `limit` bytes together.
+/// Returns `None` if there is more, or if the response breaks off.
 pub(in crate::upstream) async fn messages(response: Response<ResponseBody>, limit: usize) -> Option<Vec<Bytes>> {
     if !headers::is_sse(response.headers()) {
         return collect(response.into_body(), limit).await.ok().map(|body| vec![body]);
     }
     let mut reader = EventReader::new(response.into_body(), limit);
-    let mut messages = Vec::new();
+    let (mut messages, mut bytes) = (Vec::new(), 0);
     loop {
         match reader.next().await {
             Ok(first) => {
                 let gathered = reader.gather(first).await;
-                messages.extend(gathered.events.into_iter().map(|event| event.data));
-                if gathered.error.is_some() {
+                bytes += gathered.events.iter().map(|event| event.data.len()).sum::<usize>();
+                if gathered.error.is_some() || bytes > limit {
                     return None;
                 }
+                messages.extend(gathered.events.into_iter().map(|event| event.data));
             }
             Err(ending) => return (ending == Ending::Clean).then_some(messages),
         }
@@ -283,4 +284,26 @@ pub(in crate::upstream) async fn poll_once<F: Future>(future: F) -> Option<F::Ou
         std::task::Poll::Pending => std::task::Poll::Ready(None),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use http::HeaderValue;
+    use http::header::CONTENT_TYPE;
+
+    use super::*;
+
+    fn event_stream(messages: [Bytes; 3]) -> Response<ResponseBody> {
+        let mut response = Response::new(ResponseBody::Messages(Messages::of(stream::iter(messages))));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        response
+    }
+
+    #[tokio::test]
+    async fn all_messages_of_a_response_share_one_limit() {
+        let three = || [Bytes::from_static(b"{}"), Bytes::from_static(b"[1]"), Bytes::from_static(b"{}")];
+        assert_eq!(messages(event_stream(three()), 7).await, Some(three().to_vec()));
+        assert_eq!(messages(event_stream(three()), 6).await, None);
+    }
 }

@@ -11,6 +11,8 @@ use crate::random;
 
 /// Protocol version of `server/discover` if the caller names no version.
 pub(in crate::upstream) const MODERN: &str = "2026-07-28";
+/// Media types that a request of the proxy's own accepts.
+pub(in crate::upstream) const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 pub(in crate::upstream) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
 pub(in crate::upstream) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";

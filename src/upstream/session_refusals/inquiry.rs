@@ -78,7 +78,7 @@ impl Inquiry<'_> {
         let mut headers: HeaderMap = self.request.own_headers();
         headers.remove(names::LAST_EVENT_ID);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(ACCEPT, synthetic::BOTH_TYPES);
         if let Some(Ok(version)) = self.version.map(|version| HeaderValue::from_str(version.as_str())) {
             headers.insert(names::MCP_PROTOCOL_VERSION, version);
         }
