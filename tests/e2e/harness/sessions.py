@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harness import stack
 from harness.relay import Relay
-from harness.stack import CLIENTS, LEGACY, Client, server_kind, together
+from harness.stack import CLIENTS, LEGACY, Client, eventually, server_kind, together
 
 
 @dataclass
@@ -31,6 +31,11 @@ class Session:
         """True if a server that asks once in each call has taken an answer for each so far, or asks nothing."""
         answers = [exchange.status for exchange in self.relay.exchanges if exchange.is_answer]
         return None not in answers and (not answers or len(answers) >= len(self.relay.calls))
+
+    @property
+    def has_answered_roots(self):
+        """True if the server has taken the client's roots, or needs none."""
+        return not self.kind.requests_roots or any(answer.status for answer in self.relay.answers)
 
     @property
     def listens(self):
@@ -65,6 +70,8 @@ async def sessions_at(port, server, key, clients=CLIENTS, **limits):
 
         sessions = {name: await open_one(name) for name in clients}
         await assert_go_on(sessions, 0, key)
+        # A server that ends refuses an answer, or breaks its connection: that would end the client of Python's SDK 1.x, not the call alone.
+        await eventually(lambda: all(session.has_answered_roots for session in sessions.values()))
         yield sessions
         await together(*(session.client.finish() for session in sessions.values()))
 

@@ -53,6 +53,8 @@ class ServerKind:
     foreign = False
     # The event of a call's end.
     ending = "result"
+    # True for a server that requests the client's roots soon after the handshake.
+    requests_roots = False
 
     def long(self, steps, interval_ms, key):
         """Name and arguments of the long call, and the text of its result."""
@@ -67,6 +69,7 @@ class EverythingKind(ServerKind):
     """The published reference server, or a gateway in front of it."""
 
     foreign = True
+    requests_roots = True
 
     def long(self, steps, interval_ms, key):
         seconds = steps * interval_ms / 1000
@@ -75,6 +78,12 @@ class EverythingKind(ServerKind):
 
     def quick(self, key):
         return "echo", {"message": key}, f"Echo: {key}"
+
+
+class ProxiedEverythingKind(EverythingKind):
+    """A gateway in front of the reference server that passes no requests of the server on."""
+
+    requests_roots = False
 
 
 class PlaywrightKind(ServerKind):
@@ -146,8 +155,8 @@ SESSION_SERVERS = {
     "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"),), (LEGACY, MODERN)),
     "supergateway-3": EverythingKind(supergateway("supergateway-3")),
     "supergateway-4": EverythingKind(supergateway("supergateway")),
-    "npm-mcp-proxy": EverythingKind(MCP_PROXY),
-    "python-mcp-proxy": EverythingKind(PYTHON_MCP_PROXY),
+    "npm-mcp-proxy": ProxiedEverythingKind(MCP_PROXY),
+    "python-mcp-proxy": ProxiedEverythingKind(PYTHON_MCP_PROXY),
     "playwright": PlaywrightKind(PLAYWRIGHT),
 }
 
