@@ -86,10 +86,9 @@ impl Coordination for Redis {
     }
 
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
-        let own = self.core.owner;
-        // If the own lease is missing, others may be missing as well.
-        let is_nothing = move |live: &Vec<Owner>| !live.contains(&own);
-        self.core.query(order("leases"), self.leases(true), |answers| owners(last(answers)), is_nothing)
+        // Any lease may be missing after a loss, also if the own one was renewed since.
+        let may_be_lost = |_: &Vec<Owner>| true;
+        self.core.query(order("leases"), self.leases(true), |answers| owners(last(answers)), may_be_lost)
     }
 
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>> {
