@@ -177,6 +177,10 @@ pub struct Delivery {
     pub commit_after: Option<Duration>,
     /// Reconnection time sent to clients; at least 1 ms.
     pub retry: Duration,
+    /// Reconnection time of a long call; at least 1 ms.
+    pub retry_long: Duration,
+    /// Age of a long call: 10 s. No key sets it.
+    pub retry_long_after: Duration,
     /// Silence before a comment is written; at least 1 s.
     pub heartbeat: Duration,
     /// Longest time of a response before it is closed gracefully, or `None` to never close it.

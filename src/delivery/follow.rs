@@ -16,13 +16,16 @@ use super::stream_lost::stream_lost_event;
 use crate::body::BoxError;
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, ReadOutcome};
-use crate::protocol::ids::{Handle, Seq};
+use crate::protocol::ids::{Handle, Seq, StreamKind};
 use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
 
 /// Capacity for the beginning of a response: enough for all of most short calls.
 const START_ROOM: usize = 1024;
+
+/// `retry` at the end of a response for [`Plan::should_recount`].
+const RECOUNT_RETRY: Duration = Duration::from_millis(100);
 
 /// Delivery plan of one connection. Fixed when its response begins.
 #[derive(Clone, Debug)]
@@ -31,8 +34,13 @@ pub struct Plan {
     pub opening: Opening,
     /// Form of the events with empty data.
     pub empty_events: EmptyEvents,
-    /// `retry` for the client.
+    /// `retry` for the client at the beginning.
     pub retry: Duration,
+    /// Later `retry`, or `None` if the first one stays.
+    pub later_retry: Option<LaterRetry>,
+    /// True if the response ends behind the stored events, so that its client counts its attempts
+    /// from zero again. A response that is complete by then is written whole.
+    pub should_recount: bool,
     /// Silence before a comment is written.
     pub heartbeat: Duration,
     /// Reasons to end the response before its stream.
@@ -58,6 +66,15 @@ pub enum Opening {
     PrimingEvent,
     /// A comment.
     Comment,
+}
+
+/// Reconnection time of a call that has run for long.
+#[derive(Clone, Copy, Debug)]
+pub struct LaterRetry {
+    /// Time from which it holds.
+    pub from: Instant,
+    /// `retry` for the client.
+    pub retry: Duration,
 }
 
 /// Form of the events with empty data: the priming event, and the last event of a response that
@@ -251,7 +268,7 @@ impl Follow {
     /// Writes the ready events. Pending without such bytes if the connection continues.
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
-            match self.attachment.poll_read(cx, self.cursor, out, self.piece) {
+            match self.poll_read(cx, out) {
                 Poll::Ready(ReadOutcome::Events { last, written, is_full, waited }) => {
                     if let Some(waited) = waited {
                         self.metrics.observe_live_event(waited);
@@ -299,13 +316,54 @@ impl Follow {
                     self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
+                Poll::Pending if self.should_recount() => {
+                    self.write_graceful_close(out, RECOUNT_RETRY);
+                    return Poll::Ready(());
+                }
                 Poll::Pending if self.should_close_after_replay() => {
-                    self.state = State::Ended;
+                    self.end_early();
                     return Poll::Ready(());
                 }
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// Reads the next events into `out`, behind the later `retry` if that is due.
+    fn poll_read(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<ReadOutcome> {
+        let due = self.plan.later_retry.filter(|later| later.from <= self.last_write);
+        let Some(later) = due.filter(|_| !self.attachment.is_within_event()) else {
+            return self.attachment.poll_read(cx, self.cursor, out, self.piece);
+        };
+        let before = out.len();
+        sse::encode_retry_line(out, later.retry);
+        let outcome = self.attachment.poll_read(cx, self.cursor, out, self.piece);
+        match outcome {
+            Poll::Ready(ReadOutcome::Part { .. } | ReadOutcome::Events { written: 1.., .. }) => {
+                self.handle_later_retry(later.retry);
+            }
+            Poll::Ready(_) | Poll::Pending => out.truncate(before),
+        }
+        outcome
+    }
+
+    fn handle_later_retry(&mut self, retry: Duration) {
+        self.plan.later_retry = None;
+        self.plan.retry = retry;
+        self.attachment.set_primed(retry);
+    }
+
+    /// Writes a comment, and the later `retry` if that is due and the client can resume.
+    fn write_heartbeat(&mut self, out: &mut BytesMut, now: Instant) {
+        sse::encode_comment(out, "");
+        let Some(later) = self.plan.later_retry.filter(|later| later.from <= now && self.has_id) else { return };
+        match self.plan.empty_events {
+            EmptyEvents::Untyped => sse::encode_retry(out, later.retry),
+            form @ EmptyEvents::Typed => sse::encode_empty(out, form.event_type(), None, Some(later.retry)),
+            // The next event carries it.
+            EmptyEvents::Absent => return,
+        }
+        self.handle_later_retry(later.retry);
     }
 
     /// Handles lost events after the cursor. A stream that never pauses continues behind the gap; a
@@ -343,8 +401,21 @@ impl Follow {
         }
     }
 
+    /// Returns true if the response has to end at `now`, before its stream.
+    fn should_close(&self, now: Instant) -> bool {
+        self.has_id && self.closes_at.is_some_and(|at| at <= now)
+    }
+
     fn should_close_after_replay(&self) -> bool {
         matches!(self.plan.early_close, EarlyClose::Polling { .. }) && self.has_id && !self.is_interim_due()
+    }
+
+    fn should_recount(&mut self) -> bool {
+        let is_complete =
+            |machine: &Machine| machine.policy().kind == StreamKind::Request && machine.owed_responses().is_settled();
+        std::mem::take(&mut self.plan.should_recount)
+            && self.has_id
+            && !self.attachment.stream().with_machine(is_complete)
     }
 
     fn is_interim_due(&self) -> bool {
@@ -383,9 +454,15 @@ impl Follow {
         count > 0
     }
 
+    /// Ends the response before its stream: its client resumes.
+    fn end_early(&mut self) {
+        self.state = State::Ended;
+        self.attachment.end_early();
+    }
+
     /// Ends the response gracefully, without a result.
     fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
-        self.state = State::Ended;
+        self.end_early();
         match (self.plan.opening, self.plan.empty_events) {
             (Opening::PrimingEvent, form) => sse::encode_empty(out, form.event_type(), None, Some(retry)),
             (Opening::Comment, EmptyEvents::Untyped | EmptyEvents::Typed) => sse::encode_retry(out, retry),
@@ -411,8 +488,8 @@ impl Follow {
             if self.end_with_interim(out) {
                 return Poll::Ready(());
             }
-            if self.has_id && self.closes_at.is_some_and(|at| at <= now) {
-                self.state = State::Ended;
+            if self.should_close(now) {
+                self.end_early();
                 return Poll::Ready(());
             }
             if self.plan.should_end_at_turn && self.attachment.begin_input_turn(self.cursor) {
@@ -423,7 +500,7 @@ impl Follow {
                 self.last_write = now;
             }
             if self.last_write + self.plan.heartbeat <= now {
-                sse::encode_comment(out, "");
+                self.write_heartbeat(out, now);
                 self.last_write = now;
             }
             self.turn_at = if self.plan.should_end_at_turn {
@@ -470,9 +547,8 @@ impl Body for Follow {
         let this = &mut *self;
         // A stream that is never silent is closed as well, once the client has an id to resume
         // with.
-        let is_due = this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
-        if is_due && !this.attachment.is_within_event() {
-            this.state = State::Ended;
+        if this.should_close(this.last_write) && !this.attachment.is_within_event() {
+            this.end_early();
         }
         if this.state == State::Ended {
             return Poll::Ready(None);

@@ -16,7 +16,7 @@ mod stream_lost;
 
 pub use beats::BeatTimes;
 pub use disconnect_guard::DisconnectGuard;
-pub use follow::{EarlyClose, EmptyEvents, Follow, Interim, Opening, Plan, Start};
+pub use follow::{EarlyClose, EmptyEvents, Follow, Interim, LaterRetry, Opening, Plan, Start};
 pub use held_poll::{ANSWER, HeldPoll};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;

@@ -20,6 +20,7 @@ mod context;
 mod dialect_requests;
 mod forward;
 mod forward_to_replicas;
+mod hard_cuts;
 mod home_queries;
 mod metrics;
 mod misdirected;

@@ -7,17 +7,22 @@ use http_body_util::BodyExt;
 
 use super::components::Components;
 use super::context::RequestContext;
+use super::hard_cuts;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::priming;
 use super::request_log::log_return;
 use super::trace::trace_return;
 use crate::body::{BoxBody, whole};
+use crate::clock;
 use crate::config::{Config, Prime, Turns};
-use crate::delivery::{BeatTimes, EarlyClose, EmptyEvents, Follow, Opening, Plan, Receipt, Start, lost_event};
+use crate::delivery::{
+    BeatTimes, EarlyClose, EmptyEvents, Follow, LaterRetry, Opening, Plan, Receipt, Start, lost_event,
+};
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, EventLog, Session, Stream};
 use crate::protocol::headers::ProtocolVersion;
-use crate::protocol::ids::EventId;
+use crate::protocol::ids::{EventId, StreamKind};
+
 use crate::protocol::stream_url::put;
 use crate::server::respond;
 
@@ -75,9 +80,11 @@ impl StreamResponder {
         let stream = attachment.stream().clone();
         let is_resume = matches!(start, Start::After(_));
         let (version, session, headers) = (context.version(), context.session.as_deref(), &context.parts.headers);
+        let follows_cut = || stream.with_machine(|machine| machine.reader().follows_cut());
         let plan = Plan {
             preface,
             closing,
+            should_recount: is_resume && hard_cuts::are_counted(headers) && follows_cut(),
             ..self.plan(&attachment, version.as_ref(), session, priming::empty_events(session, headers), is_resume)
         };
         let receipt = Receipt::new(self.log.clone(), stream);
@@ -121,10 +128,17 @@ impl StreamResponder {
             EarlyClose::Polling { .. } => delivery.poll_retry,
             EarlyClose::Never | EarlyClose::WhenAsked { .. } => delivery.retry,
         };
+        let (retry, later_retry) = match self.later_retry(stream) {
+            Some(later) if later.retry <= retry => (retry, None),
+            Some(later) if later.from <= clock::now() && opening == Opening::PrimingEvent => (later.retry, None),
+            later => (retry, later),
+        };
         Plan {
             opening,
             empty_events,
             retry,
+            later_retry,
+            should_recount: false,
             heartbeat: delivery.heartbeat,
             early_close,
             should_end_at_turn: false,
@@ -133,6 +147,13 @@ impl StreamResponder {
             interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),
             beats: delivery.progress.as_ref().map(BeatTimes::from),
         }
+    }
+
+    /// Returns the later `retry` of a call, or `None` for a stream without one.
+    fn later_retry(&self, stream: &Stream) -> Option<LaterRetry> {
+        let delivery = &self.config.delivery;
+        let is_call = stream.with_machine(|machine| machine.policy().kind == StreamKind::Request);
+        is_call.then(|| LaterRetry { from: stream.created() + delivery.retry_long_after, retry: delivery.retry_long })
     }
 
     /// Returns the response that follows a stream and names its URL, under the upstream's head or

@@ -31,6 +31,7 @@ mod keep_alive;
 mod keys;
 mod late_status;
 mod legacy_tasks;
+mod long_calls;
 mod matrix;
 mod metrics;
 mod misdirected;

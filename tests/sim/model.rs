@@ -104,6 +104,8 @@ pub(crate) struct Reading {
     /// Read as fast as it comes.
     pub(crate) prompt: bool,
     events: usize,
+    /// The last `retry`.
+    retry: Option<u64>,
     over: bool,
 }
 
@@ -139,7 +141,7 @@ impl Reading {
         prompt: bool,
         (asked, begun): (Instant, Instant),
     ) -> Self {
-        Self { connection, cursor, handle: None, asked, begun, prompt, events: 0, over: false }
+        Self { connection, cursor, handle: None, asked, begun, prompt, events: 0, retry: None, over: false }
     }
 }
 
@@ -273,9 +275,17 @@ impl Model {
             return told("an event behind the end");
         }
         reading.events += 1;
+        let retry_before = reading.retry;
+        reading.retry = event.retry.or(retry_before);
         let parts: Vec<&str> = event.id.as_deref().map(|id| id.split('.').collect()).unwrap_or_default();
         let (handle, seq) = match parts.as_slice() {
             [] if event.data.is_empty() && event.retry.is_some() && reading.events > 1 => {
+                let delivery = &plan.config.delivery;
+                let is_long = self.call(key).begun.is_some_and(|begun| now >= begun + delivery.retry_long_after);
+                let grows = retry_before < event.retry && event.retry == Some(millis(delivery.retry_long));
+                if is_long && grows {
+                    return Ok(Taken::Nothing);
+                }
                 reading.over = true;
                 return Ok(Taken::Farewell);
             }
@@ -571,4 +581,8 @@ impl Plan {
     pub(crate) fn grace(&self) -> Duration {
         self.config.delivery.retry.min(self.config.delivery.poll_retry) * 2 + Duration::from_secs(1)
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).expect("a short time")
 }

@@ -307,6 +307,7 @@ fn config(rng: &mut Rng) -> Config {
     delivery.commit_after = rng.pick(&[None, Some(Duration::from_millis(10)), Some(Duration::from_millis(500))]);
     delivery.retry = Duration::from_millis(rng.pick(&[50, 1000, 1000]));
     delivery.heartbeat = secs(rng.pick(&[1, 15]));
+    delivery.retry_long = delivery.retry * 5;
     delivery.max_connection = rng.pick(&[None, None, Some(secs(1)), Some(secs(5))]);
     delivery.mode = rng.pick(&[Mode::Stream, Mode::Stream, Mode::Stream, Mode::Poll]);
     delivery.poll_retry = Duration::from_millis(rng.pick(&[200, 5000]));

@@ -173,6 +173,8 @@ fn plan() -> Plan {
         opening: Opening::PrimingEvent,
         empty_events: EmptyEvents::Untyped,
         retry: Duration::from_secs(1),
+        later_retry: None,
+        should_recount: false,
         // No timer expires here, even if valgrind stretches a second.
         heartbeat: Duration::from_secs(3600),
         early_close: EarlyClose::Never,

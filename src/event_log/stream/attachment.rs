@@ -347,6 +347,11 @@ impl Attachment {
     pub fn set_primed(&self, retry: Duration) {
         self.stream.shared.lock().machine.handle_primed(retry);
     }
+
+    /// The proxy ends the response of this connection before its stream.
+    pub fn end_early(&self) {
+        self.stream.shared.lock().machine.reader_mut().handle_early_end(self.attach);
+    }
 }
 
 impl Drop for Attachment {

@@ -113,18 +113,19 @@ pub fn encode_empty(out: &mut BytesMut, event: Option<&str>, id: Option<&str>, r
         put_line(out, b"event: ", event.as_bytes());
     }
     if let Some(retry) = retry {
-        put_retry(out, retry);
+        encode_retry_line(out, retry);
     }
     out.put_slice(b"data: \n\n");
 }
 
 /// Writes a `retry` alone, which is no event.
 pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
-    put_retry(out, retry);
+    encode_retry_line(out, retry);
     out.put_u8(b'\n');
 }
 
-fn put_retry(out: &mut BytesMut, retry: Duration) {
+/// Writes a `retry` line, in whole milliseconds, to stand before the lines of an event.
+pub fn encode_retry_line(out: &mut BytesMut, retry: Duration) {
     let millis = u64::try_from(retry.as_millis()).unwrap_or(u64::MAX);
     put(out, b"retry: ", itoa::Buffer::new().format(millis).as_bytes());
 }

@@ -29,6 +29,10 @@ pub struct ReaderState {
     /// True if the last message is known to have arrived.
     is_delivered: bool,
     has_closed_gracefully: bool,
+    /// True if the proxy has ended the last response itself, before its stream.
+    has_ended_early: bool,
+    /// True if the connection before the last one broke.
+    follows_cut: bool,
     given: Given,
     /// Time at which a connection first ended without the whole response.
     first_cut: Option<Instant>,
@@ -128,6 +132,8 @@ impl ReaderState {
             takeovers: Takeovers::default(),
             is_delivered: false,
             has_closed_gracefully: false,
+            has_ended_early: false,
+            follows_cut: false,
             given: Given::Part,
             first_cut: None,
             last_retry: retry,
@@ -190,6 +196,18 @@ impl ReaderState {
     /// proves no delivery, but its client is not expected to reconnect.
     pub fn has_closed_gracefully(&self) -> bool {
         self.has_closed_gracefully
+    }
+
+    /// The proxy ends the response of the connection `attach` before its stream: its client resumes
+    /// without an error.
+    pub fn handle_early_end(&mut self, attach: AttachId) {
+        self.has_ended_early |= self.is(attach);
+    }
+
+    /// Returns true if the connection before the last one broke, as far as is known. The first
+    /// connection in a process counts as such: it follows a break if it resumes.
+    pub fn follows_cut(&self) -> bool {
+        self.follows_cut
     }
 
     /// Returns true if the last message is known to have arrived.
@@ -345,6 +363,8 @@ impl ReaderState {
             self.takeovers = Takeovers { rivals, last: Some(now) };
         }
         self.attached = Some(attach);
+        self.follows_cut = self.given == Given::Part && !self.has_closed_gracefully && !self.has_ended_early;
+        self.has_ended_early = false;
         self.has_closed_gracefully = false;
         self.given = Given::Part;
         self.since = now;

@@ -62,3 +62,14 @@ async def test_a_silent_call_completes(client, era, servers, proxies, key):
         assert_whole(relay, said, 0, done)
         assert relay.cuts == 1
         assert_runs(servers["typescript-v1-json"], key)
+
+
+@pytest.mark.parametrize("client, era", SILENT)
+async def test_a_silent_call_survives_five_cuts(client, era, servers, proxies, key):
+    """More than any client's own attempts, though none brings an event."""
+    tool, arguments, done = SERVERS["typescript-v1-json"].long(1, 12_000, key)
+    async with Relay(proxies["typescript-v1-json"], Cut("silence", 700, times=5, resumes=True)) as relay:
+        said = await run_client(client, era, relay.url(), tool, arguments)
+        assert_whole(relay, said, 0, done)
+        assert relay.cuts == 5
+        assert_runs(servers["typescript-v1-json"], key)

@@ -1,0 +1,17 @@
+//! Clients that count the connections of a call that broke.
+//!
+//! Python's SDKs give a call up at its third break, however far apart the breaks are: they count
+//! from the first resume, and begin anew only after a response that ended in order. The first
+//! response to such a client after a break therefore ends at once, in order, with a short `retry`.
+//! Absent: the end itself (`delivery`), and the knowledge of the break (the stream's machine).
+
+use http::HeaderMap;
+use http::header::USER_AGENT;
+
+/// Beginning of the `User-Agent` of both HTTP clients of Python's SDKs.
+const PYTHON: &[u8] = b"python-httpx";
+
+/// Returns true if the client counts breaks of a call.
+pub(super) fn are_counted(headers: &HeaderMap) -> bool {
+    headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(PYTHON))
+}
