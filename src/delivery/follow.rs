@@ -335,14 +335,14 @@ impl Follow {
         let Some(later) = due.filter(|_| !self.attachment.is_within_event()) else {
             return self.attachment.poll_read(cx, self.cursor, out, self.piece);
         };
-        let before = out.len();
-        sse::encode_retry_line(out, later.retry);
+        let begin = out.len();
         let outcome = self.attachment.poll_read(cx, self.cursor, out, self.piece);
-        match outcome {
-            Poll::Ready(ReadOutcome::Part { .. } | ReadOutcome::Events { written: 1.., .. }) => {
-                self.handle_later_retry(later.retry);
-            }
-            Poll::Ready(_) | Poll::Pending => out.truncate(before),
+        if out.len() > begin {
+            // The line stands before those of the first event, and takes no room from it.
+            let events = out.split_off(begin);
+            sse::encode_retry_line(out, later.retry);
+            out.extend_from_slice(&events);
+            self.handle_later_retry(later.retry);
         }
         outcome
     }

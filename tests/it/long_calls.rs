@@ -183,3 +183,23 @@ async fn a_get_stream_of_such_a_client_ends_once_as_well() {
     sse.event(progress(1)).await;
     assert_eq!(resumed.event().await.bytes(), progress(1).as_bytes());
 }
+
+#[tokio::test]
+async fn a_large_event_of_a_long_call_carries_a_longer_retry() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.delivery.retry_long_after = Duration::ZERO).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_06).await;
+    let request = session.post(call(1)).with("User-Agent", "Go-http-client/1.1");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    // In pieces, and more than one reads at a time.
+    let large = format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(300_000));
+    for _ in 0..2 {
+        sse.event(&large).await;
+    }
+    let first = response.event().await;
+    assert_eq!((first.retry, first.bytes()), (LATER, large.as_bytes()));
+    let second = response.event().await;
+    assert_eq!((second.retry, second.bytes()), (None, large.as_bytes()));
+    sse.finish(result(1)).await;
+    response.event().await;
+}
