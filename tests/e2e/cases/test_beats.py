@@ -67,7 +67,9 @@ async def test_a_client_with_its_default_deadline_is_unharmed_and_resumes(client
     assert said.result == done, (said.error, said.noise)
     assert said.progress[-1] == 1, "that of the server"
     assert relay.cuts == 1
-    [resumed] = [exchange for exchange in relay.exchanges if exchange.is_resume]
+    # The proxy ends the first resumed response of a client of Python, which counts cuts.
+    *ended, resumed = [exchange for exchange in relay.exchanges if exchange.is_resume]
+    assert len(ended) == stack.CLIENTS[client].is_python and not any(exchange.events[1:-1] for exchange in ended)
     of_proxy = [event for event in resumed.events if event.id is None]
     assert of_proxy and len(resumed.events) == len(of_proxy) + 2, resumed.events
     assert_runs(servers[SERVER], key)
