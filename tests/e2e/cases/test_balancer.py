@@ -483,9 +483,8 @@ async def test_balancers_agree_and_remember_nothing(restarted, fleet, key):
 
 
 async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
-    # On a loopback address a drain gives balancers no time to notice by default: a new call could meet the end of the listener. Balancers that get
-    # little of the processor need the more of it.
-    fleet = await fleet(REPLICA__DRAIN_DELAY_SECS=5)
+    # On a loopback address a drain gives balancers no time to notice by default: a new call could meet the end of the listener.
+    fleet = await fleet(REPLICA__DRAIN_DELAY_SECS=2)
     rolling = True
     names, under_way = [], set()
 
