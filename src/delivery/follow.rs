@@ -71,7 +71,7 @@ pub enum Opening {
 /// Reconnection time of a call that has run for long.
 #[derive(Clone, Copy, Debug)]
 pub struct LaterRetry {
-    /// Time from which it holds.
+    /// Earliest time to write it.
     pub from: Instant,
     /// `retry` for the client.
     pub retry: Duration,
@@ -338,7 +338,7 @@ impl Follow {
         let begin = out.len();
         let outcome = self.attachment.poll_read(cx, self.cursor, out, self.piece);
         if out.len() > begin {
-            // The line stands before those of the first event, and takes no room from it.
+            // The `retry` line precedes the first event. It does not count in the piece.
             let events = out.split_off(begin);
             sse::encode_retry_line(out, later.retry);
             out.extend_from_slice(&events);
@@ -410,6 +410,7 @@ impl Follow {
         matches!(self.plan.early_close, EarlyClose::Polling { .. }) && self.has_id && !self.is_interim_due()
     }
 
+    /// Returns true once, if the plan requires an early end and the response is not complete.
     fn should_recount(&mut self) -> bool {
         let is_complete =
             |machine: &Machine| machine.policy().kind == StreamKind::Request && machine.owed_responses().is_settled();

@@ -1,8 +1,8 @@
-//! Clients that count the connections of a call that broke.
+//! Clients that count the broken connections of a call.
 //!
-//! Python's SDKs give a call up at its third break, however far apart the breaks are: they count
-//! from the first resume, and begin anew only after a response that ended in order. The first
-//! response to such a client after a break therefore ends at once, in order, with a short `retry`.
+//! Python's SDKs give a call up at its third break, however far apart the breaks are. Their count
+//! is reset only by a response that ends in order. The first response to such a client after a
+//! break therefore ends in order behind the stored events, with a short `retry`.
 //! Absent: the end itself (`delivery`), and the knowledge of the break (the stream's machine).
 
 use http::HeaderMap;

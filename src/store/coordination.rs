@@ -49,6 +49,9 @@ pub trait Coordination: Store {
     fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
 
     /// Returns the replicas with a running lease, this one included if its own runs.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store has lost its contents and the loss was not noticed before.
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
     /// Returns the replicas whose lease has expired, until they renew it or are forgotten.

@@ -56,11 +56,14 @@ async fn an_event_of_a_long_call_carries_a_longer_retry() {
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;
     let go = session.post(call(1)).with("User-Agent", "Go-http-client/1.1").without("MCP-Protocol-Version");
     let old = Session::open_as(&proxy, &mut upstream, V2025_06, "s-2", None).await;
-    for request in [go, old.post(call(1)).with("User-Agent", "Go-http-client/1.1")] {
+    let old = old.post(call(1)).with("User-Agent", "Go-http-client/1.1");
+    for (request, is_primed) in [(go, true), (old, false)] {
         let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
         sse.event(progress(1)).await;
         let frame = next_retry(&mut response).await;
         assert_eq!(frame.retry, LATER, "{frame:?}");
+        // A client of the later revision has it at the beginning already.
+        assert_eq!(frame.is_event(), !is_primed, "{frame:?}");
         sse.finish(result(1)).await;
         response.event().await;
     }
@@ -131,10 +134,10 @@ async fn a_client_that_counts_breaks_begins_anew_after_each() {
         if n % 2 == 0 {
             sse.event(progress(n)).await;
         }
-        // It ends behind the events that were missed, at once if there are none.
+        // The response ends behind the missed events, or at once without any.
         let mut resumed = of_python(session.resume(&last)).send(proxy.addr).await.sse();
         last = ended_once(&mut resumed, usize::from(n % 2 == 0)).await;
-        // No break came before this one: it stays open.
+        // The response before this one ended in order: this one stays open.
         response = of_python(session.resume(&last)).send(proxy.addr).await.sse();
         sse.event(progress(10 + n)).await;
         last = response.event().await.id().to_owned();

@@ -86,7 +86,7 @@ impl Coordination for Redis {
     }
 
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
-        // Any lease may be missing after a loss, also if the own one was renewed since.
+        // After a loss any lease may be missing, even if this replica has renewed its own.
         let may_be_lost = |_: &Vec<Owner>| true;
         self.core.query(order("leases"), self.leases(true), |answers| owners(last(answers)), may_be_lost)
     }
