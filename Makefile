@@ -16,7 +16,7 @@ DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
 build:
 	cargo build --release --locked --features balancer
 
-# The sidecar alone, built with a profile of itself under load: target/optimized/mcp-resume. Takes three builds.
+# The sidecar alone, as a release has it, with a profile of itself under load: target/optimized/mcp-resume. Takes three builds.
 optimized:
 	deploy/build-optimized.sh
 
@@ -68,13 +68,14 @@ image:
 	target/tools/deploy/venv/bin/python deploy/test/image.py target/$(NAME)-image $(if $(FEATURES),,22000000)
 	deploy/image.sh target/$(NAME)-image $(NAME)
 
-# All files of a release, for x86-64 and arm64 Linux, in target/release-files: deploy/release/README.md.
+# All files of a release, for x86-64 and arm64 Linux, in target/release-files: deploy/release/README.md. A profile of the program under load guides
+# the compiler.
 release:
 	deploy/release/build.sh target/release-files
 
-# Builds the release a second time, in a directory of its own, and compares.
+# Builds the release a second time with the same profile, in a directory of its own, and compares.
 release-check:
-	CARGO_TARGET_DIR=target/again deploy/release/build.sh target/release-again
+	CARGO_TARGET_DIR=target/again PROFDATA="$$(ls target/release-files/*.profdata)" deploy/release/build.sh target/release-again
 	diff -r target/release-files target/release-again
 
 # More seeds than the tests run: make sim SEEDS=100000 FROM=2000. A failure prints the command for its seed alone.
@@ -121,10 +122,10 @@ $(DENY):
 
 # Benchmarks beside nginx, which must be installed, and the direct path; about twenty minutes.
 bench:
-	cargo build --release --workspace --locked
+	cargo build --profile dist --workspace --locked
 	bench/run
 
 # Instructions of an event between the sockets, against the committed figures; needs no quiet machine.
 instructions: setup
-	cargo build --release --locked -p mcp-resume-operations --bin mcp-resume-operations
+	cargo build --profile dist --locked -p mcp-resume-operations --bin mcp-resume-operations
 	bench/instructions

@@ -7,7 +7,7 @@ import shutil
 
 from lib.processes import ROOT
 
-RELEASE = ROOT / "target/release"
+DIST = ROOT / "target/dist"
 
 
 def parser(description):
@@ -21,8 +21,8 @@ def words(text):
 
 def add_binaries(add, *others):
     """Adds --mcp-resume, --bench, and for each of `others` (nginx, haproxy, redis-server, node) its option."""
-    add("--mcp-resume", default=str(RELEASE / "mcp-resume"), help="the proxy's binary")
-    add("--bench", default=str(RELEASE / "mcp-resume-bench"), help="the load tool's binary")
+    add("--mcp-resume", default=str(DIST / "mcp-resume"), help="the proxy's binary")
+    add("--bench", default=str(DIST / "mcp-resume-bench"), help="the load tool's binary")
     for name in others:
         sbin = pathlib.Path("/usr/sbin") / name
         default = shutil.which(name) or (str(sbin) if sbin.exists() else name)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Builds a release: `build.sh DIRECTORY [TARGET...]`. DIRECTORY then has, for each target, the static binary in an archive, and for Linux a `.deb`, an `.rpm`
 # and two images (the sidecar, and the balancer variant); a wheel and an npm package for each target, the npm package that chooses among them, the crate, an
-# SBOM and SHA256SUMS. All of them have the same bytes in each run: `make release-check` builds them a second time.
+# SBOM and SHA256SUMS. The compiler is guided by a profile of the program under load (deploy/profile.sh), which is a file of the release too. With
+# the same profile all files have the same bytes in each run: `make release-check` builds them a second time.
 #
 # Linux is built for glibc, as a static binary, with Debian's compilers. Targets are x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu by default.
 # aarch64-apple-darwin and x86_64-apple-darwin need Apple's SDK: README.md.
 #
 # PROFILE is the cargo profile (default: image). BINARIES is a directory with binaries that are built already, as TARGET/mcp-resume; WITHOUT_IMAGES and
-# WITHOUT_CRATE leave out the images, and the crate with its SBOM; IMAGES names the images to make (default: both). The tests use them.
+# WITHOUT_CRATE leave out the images, and the crate with its SBOM; IMAGES names the images to make (default: both). The tests use them. PROFDATA is the
+# profile of an earlier run, or `none` for a release that no profile guides; with BINARIES there is none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -36,6 +38,7 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
 # Paths of this machine are in no binary: those of the checkout, of the build directory, of crates, and of the standard library if its source is installed.
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+profdata=$PWD/target/release.profdata
 crates=${CARGO_HOME:-$HOME/.cargo}
 library=$(rustc --print sysroot)/lib/rustlib/src/rust
 revision=$(rustc -vV | sed -n 's/^commit-hash: //p')
@@ -47,7 +50,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${CARGO_TARGET_AARCH64_UNKN
 
 # `binary TARGET FEATURES FILE`: builds one binary.
 binary() {
-    local target=$1 features=$2 file=$3 options=(-C strip=symbols)
+    local target=$1 features=$2 file=$3 guided= options=(-C strip=symbols)
     if [ -n "${BINARIES:-}" ]; then
         cp "$BINARIES/$target/mcp-resume" "$file"
         return
@@ -55,8 +58,10 @@ binary() {
     case $target in
         *-linux-gnu) options+=(-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,--build-id=none) ;;
     esac
+    [ ! -f "$profdata" ] || [ "$target" != "${targets[0]}" ] || guided=" -Cprofile-use=$profdata"
     # A crate with C is built again for each value, and no binary has a date.
-    SOURCE_DATE_EPOCH=0 cargo rustc --quiet --locked --profile "$profile" --features "$features" --target "$target" --bin mcp-resume -- "${options[@]}"
+    RUSTFLAGS=$RUSTFLAGS$guided SOURCE_DATE_EPOCH=0 cargo rustc --quiet --locked --profile "$profile" --features "$features" \
+        --target "$target" --bin mcp-resume -- "${options[@]}"
     cp "${CARGO_TARGET_DIR:-target}/$target/$folder/mcp-resume" "$file"
     case $target in
         *-linux-gnu) ! readelf --program-headers "$file" | grep -q INTERP || die "$file is not static" ;;
@@ -80,6 +85,19 @@ rm -rf "$directory"
 mkdir -p "$directory"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+# The profile has one place in the checkout: the flag that names it is part of what Cargo compares. It guides the first target, on which the
+# program can run; other targets have other names for the same functions.
+rm -f "$profdata"
+case ${BINARIES:+none}${PROFDATA:-} in
+    none*) ;;
+    "")
+        sets=(balancer)
+        [ -n "${WITHOUT_IMAGES:-}" ] || sets+=("")
+        PROFILE=$profile TARGET=${targets[0]} deploy/profile.sh "$profdata" "${sets[@]}"
+        ;;
+    *) cp "$PROFDATA" "$profdata" ;;
+esac
 
 # Both roles are in each binary; the image of the sidecar alone is smaller.
 for target in "${targets[@]}"; do
@@ -132,5 +150,6 @@ fi
 for one in "${packing[@]}"; do
     wait "$one" || die "a package is not made: see above"
 done
+[ ! -f "$profdata" ] || cp "$profdata" "$directory/mcp-resume-$version.profdata"
 (cd "$directory" && sha256sum -- * >SHA256SUMS)
 echo "release: $(find "$directory" -type f | wc -l) files in $directory"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gets what a release of the given targets is made with: `setup.sh [TARGET...]`. System packages come by apt, on Debian as root; elsewhere those that are
-# missing are named. The pinned tools are in target/tools/release. Prints nothing if all is there. BINARIES and WITHOUT_… are those of build.sh.
+# missing are named. The pinned tools are in target/tools/release. Prints nothing if all is there. BINARIES, PROFDATA and WITHOUT_… are those of build.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 targets=("$@")
@@ -28,6 +28,15 @@ links_arm64() {
     [ -e "$(aarch64-linux-gnu-gcc -print-file-name=libc.a)" ]
 }
 
+# A tool that reads the counts of this compiler, as profile.sh looks for it.
+reads_counts() {
+    local tool
+    [ -z "${LLVM_PROFDATA:-}" ] || return 0
+    [ ! -x "$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/llvm-profdata" ] || return 0
+    for tool in llvm-profdata-{22,21,20,19}; do ! command -v "$tool" || return 0; done
+    return 1
+}
+
 check() {
     missing=()
     packages=()
@@ -37,6 +46,7 @@ check() {
     [ -z "${BINARIES:-}" ] || return 0
     want "cmake, which the balancer is built with" cmake cmake --version
     want "a C compiler" gcc cc --version
+    [ -n "${PROFDATA:-}" ] || want "llvm-profdata of LLVM 19 or later" llvm-19 reads_counts
     case " ${targets[*]} " in
         *" aarch64-unknown-linux-gnu "*) want "a C compiler for arm64 with its C library" "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" links_arm64 ;;
     esac

@@ -49,7 +49,7 @@ serves() {
     local running admin=
     "$@" serve --upstream http://127.0.0.1:9/mcp --listen 127.0.0.1:0 --admin 127.0.0.1:0 >"$work/log" 2>&1 &
     running=$!
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         admin=$(sed -n 's|^admin on http://||p' "$work/log")
         if [ -n "$admin" ] && "$program" health --live --admin "$admin" >/dev/null 2>&1; then
             kill -TERM "$running"
@@ -179,7 +179,7 @@ check_npm() {
     # As from npm's registry, in which the packages of some platforms are missing.
     python3 deploy/test/npm_registry.py "$release" "$work/port" &
     local registry=$!
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         [ ! -s "$work/port" ] || break
         sleep 0.1
     done
