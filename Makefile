@@ -45,7 +45,8 @@ test-rust: setup
 
 # Modules alone, without what `setup` brings.
 test-units:
-	cargo test --locked --lib -p mcp-resume -p mcp-resume-base -p mcp-resume-metrics -p mcp-resume-protocol -p mcp-resume-store
+	cargo test --locked --lib -p mcp-resume -p mcp-resume-base -p mcp-resume-child -p mcp-resume-config -p mcp-resume-identity -p mcp-resume-metrics \
+		-p mcp-resume-protocol -p mcp-resume-server -p mcp-resume-store -p mcp-resume-tls
 
 test-e2e: setup
 	tests/e2e/run.sh

@@ -1,7 +1,7 @@
 //! The command line and its help.
 //!
-//! Values of `serve` are taken as text and checked with the rest of the configuration, so that
-//! a wrong flag is reported together with a wrong key.
+//! Values of `serve` are taken as text, and checked with the rest of the configuration. So a wrong
+//! flag is reported together with a wrong key.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

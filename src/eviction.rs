@@ -17,12 +17,27 @@ pub(crate) fn evict_if_full<K: Eq + Hash, V>(
     table: &DashMap<K, V>,
     most: usize,
     at: impl Fn(&V) -> Instant,
+    note_evicted: impl FnMut(&K),
+) {
+    evict_own_if_full(table, most, |_| false, at, note_evicted);
+}
+
+/// Evicts as [`evict_if_full`] does. If a quarter of the entries are the caller's own, by `is_own`,
+/// only those go.
+pub(crate) fn evict_own_if_full<K: Eq + Hash, V>(
+    table: &DashMap<K, V>,
+    most: usize,
+    is_own: impl Fn(&V) -> bool,
+    at: impl Fn(&V) -> Instant,
     mut note_evicted: impl FnMut(&K),
 ) {
     if table.len() < most {
         return;
     }
-    let mut times: Vec<Instant> = table.iter().map(|entry| at(entry.value())).collect();
+    let all: Vec<(Instant, bool)> = table.iter().map(|entry| (at(entry.value()), is_own(entry.value()))).collect();
+    let own: Vec<Instant> = all.iter().filter(|(_, is_own)| *is_own).map(|(at, _)| *at).collect();
+    let only_own = !own.is_empty() && own.len() >= all.len() / EVICTED;
+    let mut times = if only_own { own } else { all.into_iter().map(|(at, _)| at).collect() };
     let last = times.len() / EVICTED;
     if last >= times.len() {
         return;
@@ -31,7 +46,7 @@ pub(crate) fn evict_if_full<K: Eq + Hash, V>(
     // Of entries with equal times, only as many go as needed.
     let (limit, mut left) = (*limit, last + 1);
     table.retain(|key, value| {
-        let goes = left > 0 && at(value) <= limit;
+        let goes = left > 0 && at(value) <= limit && (!only_own || is_own(value));
         left -= usize::from(goes);
         if goes {
             note_evicted(key);

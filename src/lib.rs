@@ -20,18 +20,11 @@
 //! [`demo`] shows them at work, and [`check`] examines a configuration and a server.
 
 pub mod admin;
-#[cfg(feature = "balancer")]
-pub mod balancer;
-pub mod body;
 pub mod channel;
 pub mod check;
-#[cfg(unix)]
-pub mod child;
 pub mod cluster;
-pub mod config;
 pub mod delivery;
 pub mod demo;
-pub mod descriptors;
 pub mod dialect;
 pub mod event_log;
 mod eviction;
@@ -39,17 +32,23 @@ pub mod ingress;
 pub mod lifecycle;
 pub mod log;
 pub mod otel;
-pub mod server;
 pub mod sidecar;
-pub mod tls;
 pub mod upstream;
 
-pub use mcp_resume_base::clock;
+#[cfg(feature = "balancer")]
+pub use mcp_resume_balancer as balancer;
 #[cfg(feature = "simulation")]
 pub use mcp_resume_base::simulation;
 #[cfg(not(feature = "simulation"))]
 pub(crate) use mcp_resume_base::simulation;
 pub(crate) use mcp_resume_base::{backoff, random, sync};
+pub use mcp_resume_base::{clock, descriptors};
+#[cfg(unix)]
+pub use mcp_resume_child as child;
+pub use mcp_resume_config as config;
+pub use mcp_resume_identity as identity;
 pub use mcp_resume_metrics as metrics;
 pub use mcp_resume_protocol as protocol;
+pub use mcp_resume_server::{self as server, body};
 pub use mcp_resume_store as store;
+pub use mcp_resume_tls as tls;

@@ -1,5 +1,5 @@
-//! The binary: runs the role that the command line asks for. Exit codes: 0 success, 1 failure at
-//! run time, 2 wrong configuration.
+//! The binary: runs the role of the command line. Exit codes: 0 success, 1 failure at run time, 2
+//! wrong configuration.
 
 mod cli;
 
@@ -19,9 +19,11 @@ use mcp_resume::admin::ask;
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
-use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
+use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
+use mcp_resume::log::json::JsonLines;
+use mcp_resume::log::timestamps::Timestamps;
 use mcp_resume::log::{self, Lines, text};
 use mcp_resume::sidecar::{self, Addresses, Server};
 use tracing::{error, info};
@@ -134,10 +136,16 @@ fn is_configuration_error(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(sidecar::Error::Tls(_) | sidecar::Error::Traces(_)))
 }
 
+/// Returns the number of client connections that this limit of open files allows.
+fn connections(limits: &Limits, open_files: Option<usize>) -> usize {
+    let is_default = limits.connections == Limits::DEFAULT_CONNECTIONS;
+    descriptors::connections(limits.connections, is_default, open_files)
+}
+
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Output::start(&config.log)?;
     let limit = descriptors::raise();
-    config.limits.connections = descriptors::connections(config.limits.connections, limit);
+    config.limits.connections = connections(&config.limits, limit);
     let (clients, beside) = (config.limits.connections, sidecar::connections_beside(&config));
     config.upstream.connections = descriptors::upstream_connections(clients, beside, limit);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
@@ -204,7 +212,7 @@ fn run_balancer(_: Balancing) -> ExitCode {
 fn run_balancer(mut config: Balancing) -> ExitCode {
     run(async {
         let output = Output::start(&config.log)?;
-        config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
+        config.limits.connections = connections(&config.limits, descriptors::raise());
         let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
         let balancer = Balancer::bind(config).await?;
         let scheme = if balancer.certificates().is_some() { "https" } else { "http" };
@@ -221,7 +229,7 @@ fn run_balancer(mut config: Balancing) -> ExitCode {
     })
 }
 
-/// Extends the level "info" to silence libraries: their messages are of no use to an operator, and
+/// Extends the level "info" to silence libraries. Their messages are of no use to an operator, and
 /// this program logs the failures of requests and replicas itself.
 fn quiet(level: &str) -> String {
     const QUIET: &str = "fjall=warn,lsm_tree=warn,pingora_core=off,pingora_proxy=off,pingora_load_balancing=off";
@@ -367,10 +375,11 @@ impl Output {
         let lines = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(quiet(&log.level)))
             .with_ansi(io::stderr().is_terminal())
+            .with_timer(Timestamps)
             .with_writer(output.log.clone());
         match log.format {
             LogFormat::Text => lines.fmt_fields(text::Fields::default()).init(),
-            LogFormat::Json => lines.json().init(),
+            LogFormat::Json => lines.json().with_writer(JsonLines(output.log.clone())).init(),
         }
         // The default hook writes to stderr and may block.
         panic::set_hook(Box::new(|panic| error!(%panic, "a task has panicked")));

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 # Tests at a time for each processor. Programs that are not here compute, and have as many as there are processors.
-THREADS = {"it": 4, "balancer": 4, "children": 4, "command_line": 2, "on_threads": 4, "mcp_resume": 2, "mcp_resume_store": 2}
+THREADS = {"it": 4, "balancer": 4, "children": 4, "command_line": 2, "on_threads": 4, "mcp_resume": 2, "mcp_resume_store": 2, "mcp_resume_balancer": 2}
 
 # Longest time in which no test ends. The longest test, a simulation, takes half a minute on two quiet processors.
 QUIET_SECS = float(os.environ.get("TEST_QUIET_SECS", "300"))

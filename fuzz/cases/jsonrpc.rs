@@ -3,10 +3,9 @@
 //! They are compared with a parser that builds the values. That parser refuses more than the peek
 //! does (invalid UTF-8, deep nesting, numbers out of range), so its refusals do not count.
 
-use http::{HeaderMap, HeaderValue};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::dialect::Declared;
-use mcp_resume::protocol::headers::names;
+use mcp_resume::protocol::headers::ProtocolVersion;
 use mcp_resume::protocol::jsonrpc::{
     Body, Message, PeekError, RequestId, cancelled_request_id, code, initialize_result, meta_protocol_version, peek,
     response, tool_name, without_members,
@@ -189,9 +188,8 @@ impl Found {
 
 /// A POST of this body is a call if it has requests, unless it contradicts its head.
 fn routes(body: &[u8], peeked: Result<&Body, &PeekError>) {
-    let modern = HeaderMap::from_iter([(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static("2026-07-28"))]);
-    for headers in [HeaderMap::new(), modern] {
-        let route = classify::post(&headers, body, None, Declared::default(), usize::MAX);
+    for version in [None, ProtocolVersion::parse("2026-07-28")] {
+        let route = classify::post(version.as_ref(), body, None, Declared::default(), usize::MAX);
         let Ok(body) = peeked else {
             assert!(matches!(route, Route::Refuse(_)));
             continue;

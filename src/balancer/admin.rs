@@ -2,6 +2,7 @@
 
 use std::future::{Future, pending};
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
 use pingora_core::server::ShutdownWatch;
@@ -11,11 +12,11 @@ use tokio::net::TcpListener;
 use super::metrics::Metrics;
 use super::selection::{Condition, Replica, StoreScope};
 use super::table::Table;
-use crate::body::{BoxBody, Incoming};
-use crate::protocol::access::{self, AllowedHosts};
-use crate::protocol::error::ErrorCode;
-use crate::server::respond::{self, text};
-use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
+use mcp_resume_protocol::access::{self, AllowedHosts};
+use mcp_resume_protocol::error::ErrorCode;
+use mcp_resume_server::body::{BoxBody, Incoming};
+use mcp_resume_server::respond::{self, text};
+use mcp_resume_server::{self as server, ConnectionLimit, ListenerConfig, Protocols};
 
 /// Most connections: probes and a few collectors.
 const CONNECTIONS: usize = 256;
@@ -30,9 +31,14 @@ pub(super) struct Admin {
 }
 
 /// Serves until `stopped` resolves.
-pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usize, stopped: impl Future<Output = ()>) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    admin: Admin,
+    (header_bytes, idle): (usize, Duration),
+    stopped: impl Future<Output = ()>,
+) {
     let limit = ConnectionLimit::new(CONNECTIONS);
-    let config = ListenerConfig { protocols: Protocols::Http1, header_bytes, limit, metrics: None };
+    let config = ListenerConfig { protocols: Protocols::Http1, header_bytes, idle, limit, metrics: None };
     let admin = Arc::new(admin);
     let handler = move |request: Request<Incoming>| {
         let admin = admin.clone();

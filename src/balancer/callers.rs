@@ -8,10 +8,10 @@
 use http::Method;
 use pingora_http::RequestHeader;
 
-use crate::config::PrincipalSource;
-use crate::event_log::{PresentedCredentials, Principal, Principals};
-use crate::protocol::headers::{Era, ProtocolVersion};
-use crate::protocol::jsonrpc;
+use mcp_resume_config::PrincipalSource;
+use mcp_resume_identity::{PresentedCredentials, Principal, Principals};
+use mcp_resume_protocol::headers::{Era, ProtocolVersion};
+use mcp_resume_protocol::jsonrpc;
 
 /// Key of the hashes. All balancers have the same one, so that they decide alike; no hash leaves
 /// the process.
@@ -26,8 +26,9 @@ impl Callers {
         Self(Principals::new(source, KEY))
     }
 
-    /// Returns a digest of the caller of a POST of 2026-07-28, or `None` for another request, and
-    /// for one without credentials. A refreshed JWT has the same digest. `body` may be incomplete.
+    /// Returns a digest of the caller of a POST of 2026-07-28. Returns `None` for another request,
+    /// and for a request without credentials. A refreshed JWT has the same digest. `body` may be
+    /// incomplete.
     pub(super) fn of(&self, head: &RequestHeader, body: &[u8]) -> Option<[u8; 16]> {
         if head.method != Method::POST || !is_modern(head, body) {
             return None;

@@ -28,9 +28,9 @@ use super::metrics::Metrics;
 use super::peer::Peers;
 use super::selection::{Condition, StoreScope};
 use super::table::{Attributes, ReplicaReport, Table, Transport};
-use crate::clock;
-use crate::protocol::ids::Owner;
-use crate::protocol::routing::WELL_KNOWN;
+use mcp_resume_base::clock;
+use mcp_resume_protocol::ids::Owner;
+use mcp_resume_protocol::routing::WELL_KNOWN;
 
 /// Path of a sidecar's report.
 pub const PATH: &str = WELL_KNOWN;
@@ -38,8 +38,7 @@ pub const PATH: &str = WELL_KNOWN;
 const REPORT_MAX: usize = 16 * 1024;
 /// Least interval between the rounds for unknown owners, because any client can invent an owner.
 const RECHECK_PAUSE: Duration = Duration::from_millis(200);
-/// Least interval between lookups for a replica that is down: it may have come back at another
-/// address.
+/// Least interval between lookups for a replica that is down: it may be up at another address.
 const LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 
 /// Intervals and limits of health checks.
@@ -254,7 +253,7 @@ fn is_doubtful(backend: &load_balancing::Backend) -> bool {
     backend.ext.get::<Endpoint>().is_some_and(|endpoint| endpoint.is_doubtful)
 }
 
-/// Wire form of a report. Unknown fields, such as those of a later version, are ignored.
+/// Wire form of a report. Unknown fields, such as fields of a later version, are ignored.
 #[derive(Deserialize)]
 struct ReportBody {
     service: String,
@@ -306,7 +305,7 @@ mod tests {
     use super::super::in_flight::InFlight;
     use super::super::table::Policy;
     use super::*;
-    use crate::config::BalanceTls;
+    use mcp_resume_config::BalanceTls;
 
     const WAIT: Duration = Duration::from_secs(1);
     const UNHEALTHY_AFTER: usize = 3;

@@ -2,8 +2,8 @@
 //! second attempt.
 //!
 //! Pingora sends a request's body while it waits for the response, and keeps at most 64 KiB of it.
-//! So a replica that refuses a longer request for the sake of its session's home has consumed the
-//! body, and the request cannot follow its session. Such a request is preceded by a HEAD with its
+//! A replica that refuses a longer request, because its session has another home, has consumed the
+//! body. So the request cannot follow its session. Such a request is preceded by a HEAD with its
 //! headers alone (`Mcp-Resume-Locate`). The replica responds with the home if it would refuse the
 //! request. Queries have connections of their own, which are kept. Absent: the choice of requests
 //! that need a query, and of the next replica ([`super::proxy`]).
@@ -22,8 +22,8 @@ use tracing::debug;
 
 use super::in_flight::InFlight;
 use super::peer::Peers;
-use crate::protocol::headers::{names, remove_hop_by_hop};
-use crate::protocol::ids::Owner;
+use mcp_resume_protocol::headers::{names, remove_hop_by_hop};
+use mcp_resume_protocol::ids::Owner;
 
 /// Limit for the wait for a response: longer than a replica waits for the end of a home's lease,
 /// with the defaults of both.

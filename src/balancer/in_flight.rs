@@ -122,8 +122,8 @@ pub(super) async fn unless_cut<T>(request: impl Future<Output = T>, metrics: &Me
         ready!(cancelled.as_mut().poll(context));
         let connection = WATCHED.with(RefCell::take).and_then(|watched| watched.connection);
         if connection.is_some_and(|connection| connection.shut_down()) {
-            // The shutdown wakes this task: Pingora fails the request, which is then retried or
-            // answered with an error.
+            // The shutdown wakes this task. Pingora fails the request, which is then retried or
+            // gets an error response.
             waiting = None;
             return Poll::Pending;
         }

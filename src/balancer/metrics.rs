@@ -3,9 +3,9 @@
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
 
 use super::selection::Condition;
-use crate::metrics::{Counter, Error, Registrar};
-use crate::protocol::error::ErrorCode;
-use crate::tls::{self, Side};
+use mcp_resume_metrics::{Counter, Error, Registrar};
+use mcp_resume_protocol::error::ErrorCode;
+use mcp_resume_tls::{self as tls, Side};
 
 /// Metrics of one balancer.
 pub struct Metrics {
@@ -178,7 +178,7 @@ impl Metrics {
         &self.tls
     }
 
-    /// Sets the number of replicas in each of `conditions`, of those that never reported, and of
+    /// Sets three numbers: replicas in each of `conditions`, replicas that never reported, and
     /// owners that two processes claim.
     pub fn observe_replicas(&self, conditions: &[Condition], never_reported: usize, duplicate_owners: usize) {
         let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));

@@ -14,8 +14,8 @@ use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::utils::tls::{CertKey, WrappedX509, parse_x509};
 
 use super::table::Backend;
-use crate::config::{BalanceTls, KeyPair, UpstreamTls};
-use crate::tls::{self, Error, Files, Side, Source};
+use mcp_resume_config::{BalanceTls, KeyPair, UpstreamTls};
+use mcp_resume_tls::{self as tls, Error, Files, Side, Source};
 
 /// Longest time that an idle connection is kept for reuse; shorter than a sidecar keeps it open.
 const IDLE: Duration = Duration::from_secs(30);
@@ -24,7 +24,11 @@ const IDLE: Duration = Duration::from_secs(30);
 const IDLE_MAX: usize = 1024;
 
 /// Authorities and client certificate for connections to replicas.
-pub type ReplicaFiles = Files<BalanceTls>;
+pub type ReplicaFiles = Files<ReplicaTls>;
+
+/// The TLS settings, as the source of the files.
+#[derive(Clone)]
+pub struct ReplicaTls(BalanceTls);
 
 /// Settings that all connections to replicas share.
 pub struct Peers {
@@ -41,7 +45,8 @@ impl Peers {
     /// # Errors
     /// If a file cannot be read or used.
     pub fn new(tls: &BalanceTls, connect_timeout: Duration) -> Result<Self, Error> {
-        let files = if tls.paths().is_empty() { None } else { Some(Arc::new(Files::load(tls.clone())?)) };
+        let source = ReplicaTls(tls.clone());
+        let files = if source.paths().is_empty() { None } else { Some(Arc::new(Files::load(source)?)) };
         // Each connection gets its own authorities; this setting only keeps Pingora from loading
         // the system's.
         let ca_file = tls.ca.as_ref().map(|path| path.to_string_lossy().into_owned());
@@ -85,25 +90,26 @@ impl Peers {
 /// TLS material for a connection to a replica.
 #[derive(Clone)]
 pub struct Credentials {
-    /// Trusted authorities, or `None` for those of the system.
+    /// Trusted authorities, or `None` for the authorities of the system.
     authorities: Option<Arc<CaType>>,
     identity: Option<Arc<CertKey>>,
 }
 
-impl Source for BalanceTls {
+impl Source for ReplicaTls {
     type Material = Credentials;
     const SIDE: Side = Side::Replicas;
 
     fn paths(&self) -> Vec<&Path> {
-        let identity = self.identity.iter().flat_map(|pair| [&pair.cert, &pair.key]);
-        self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
+        let identity = self.0.identity.iter().flat_map(|pair| [&pair.cert, &pair.key]);
+        self.0.ca.iter().chain(identity).map(PathBuf::as_path).collect()
     }
 
     fn load_material(&self) -> Result<Credentials, Error> {
         // Pingora panics on files that it cannot use, so they are checked first.
-        UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.load_material()?;
-        let authorities = self.ca.as_deref().map(authorities_of).transpose()?;
-        let identity = self.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
+        let Self(tls) = self;
+        UpstreamTls { ca: tls.ca.clone(), identity: tls.identity.clone() }.load_material()?;
+        let authorities = tls.ca.as_deref().map(authorities_of).transpose()?;
+        let identity = tls.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
         Ok(Credentials { authorities, identity })
     }
 }

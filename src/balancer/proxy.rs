@@ -1,9 +1,10 @@
 //! The phases of a request through Pingora: client address, owner, selection of a backend, retry,
 //! and error response.
 //!
-//! A request is retried only if no part of it can have run: no byte of it was read, or a sidecar
-//! says so in a response that names its owner. Nothing is remembered beyond the request. Absent:
-//! the selection itself ([`super::selection`]), and connections ([`super::server`]).
+//! A request is retried only if no part of it can have run. This is so if no byte of it was read,
+//! or if a sidecar says so in a response that names its owner. Nothing is remembered beyond the
+//! request. Absent: the selection itself ([`super::selection`]), and connections
+//! ([`super::server`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -35,14 +36,14 @@ use super::peer::Peers;
 use super::request_body;
 use super::selection::{Criteria, Replica, Selection, StoreScope, select};
 use super::table::{Backend, Table};
-use crate::clock;
-use crate::protocol::classify::{self, Route};
-use crate::protocol::client_address::{self, Client, Trust, X_FORWARDED_FOR};
-use crate::protocol::dialect::Declared;
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::names;
-use crate::protocol::ids::Owner;
-use crate::protocol::routing;
+use mcp_resume_base::clock;
+use mcp_resume_protocol::classify::{self, Route};
+use mcp_resume_protocol::client_address::{self, Client, Trust, X_FORWARDED_FOR};
+use mcp_resume_protocol::dialect::Declared;
+use mcp_resume_protocol::error::{ErrorCode, Failure, Subject};
+use mcp_resume_protocol::headers::{ProtocolVersion, names};
+use mcp_resume_protocol::ids::Owner;
+use mcp_resume_protocol::routing;
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// Deadline for a body that is searched for an owner.
@@ -86,8 +87,8 @@ pub struct RequestState {
     key: Option<Bytes>,
     /// Digest of the caller, if a sidecar keeps callers apart.
     caller: Option<[u8; 16]>,
-    /// True if a replica is asked for the home of the session before the body is sent: Pingora may
-    /// not keep it for a second attempt.
+    /// True if a replica gets a query for the session's home before the body. Pingora may not keep
+    /// the body for a second attempt.
     needs_home: bool,
     has_rechecked: bool,
     /// True if a replica has waited in vain for the end of the home's lease.
@@ -118,7 +119,7 @@ struct Selected {
 /// Mark of a request for the sidecar that it is sent to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
-    /// None: a stand-in responds as if no balancer were there.
+    /// No mark: a stand-in responds as if it had no balancer.
     Absent,
     /// The sidecar's own owner.
     Owner(Owner),
@@ -159,9 +160,9 @@ impl Phases {
         matches!(select(&criteria, &self.table.replicas()), Selection::Chosen(_))
     }
 
-    /// Records at the backend what a response reveals of the replica's server. Neither a response
-    /// to a GET, which may come from the replica's log, nor a refusal with the replica's owner, nor
-    /// a failure of the call itself reveals anything.
+    /// Records at the backend what a response reveals of the replica's server. Three kinds reveal
+    /// nothing: a response to a GET, which may come from the replica's log, a refusal with the
+    /// replica's owner, and a failure of the call itself.
     fn record_response(&self, request: &RequestState, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(in_flight) = &request.in_flight else { return };
         match status {
@@ -190,8 +191,8 @@ impl Phases {
         xxh3_64(&self.selections.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
     }
 
-    /// Asks the selected replica for the home of the session. Returns false if another one is to be
-    /// selected.
+    /// Queries the selected replica for the home of the session. Returns false if another replica
+    /// is to be selected.
     async fn is_at(
         &self,
         session: &Session,
@@ -269,9 +270,9 @@ impl Phases {
         }
     }
 
-    /// Handles the response of the sidecar `owner` that nothing of the request has run: it is not
-    /// the owner, takes no new calls, or cannot reach its server. Returns an error that has Pingora
-    /// retry the request, if it can be retried.
+    /// Handles the response of the sidecar `owner` that nothing of the request has run. That
+    /// sidecar is not the owner, takes no new calls, or cannot reach its server. Returns an error
+    /// that has Pingora retry the request, if it can be retried.
     async fn retry_not_run(
         &self,
         session: &mut Session,
@@ -309,9 +310,9 @@ impl Phases {
         Err(error)
     }
 
-    /// Handles the response of a sidecar that another replica is the home of the session, and that
-    /// nothing of the request has run. Returns an error that has Pingora retry the request there,
-    /// if it can be retried.
+    /// Handles the refusal of a sidecar because another replica is the home of the session. No part
+    /// of the request has run. Returns an error that has Pingora retry the request there, if it can
+    /// be retried.
     async fn retry_at_home(&self, session: &Session, request: &mut RequestState, home: Owner) -> Result<()> {
         if request.attempts >= ATTEMPTS_MAX || session.as_ref().retry_buffer_truncated() {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
@@ -326,7 +327,7 @@ impl Phases {
     /// Records the home of the session, as a replica reported it, for the next selection.
     async fn follow_to_home(&self, request: &mut RequestState, home: Owner) {
         if request.mark == Mark::LostHome(home) {
-            // It may have come back meanwhile.
+            // The home may be up again meanwhile.
             self.health.recheck(clock::now()).await;
             request.tried.clear();
             request.has_living_home = true;
@@ -375,7 +376,7 @@ impl ProxyHttp for Phases {
         }
         let head = session.req_header();
         if head.uri.path() == health::PATH {
-            // Only balancers ask sidecars for their reports.
+            // Only balancers request the reports of sidecars.
             session.respond_error(StatusCode::NOT_FOUND.as_u16()).await?;
             return Ok(true);
         }
@@ -448,8 +449,8 @@ impl ProxyHttp for Phases {
         describe_client(session, request, upstream)?;
         upstream.remove_header(&names::MCP_RESUME_LOCATE);
         request.mark.write(upstream)?;
-        // From here on the replica may read bytes, and only it can respond: if it goes down, the
-        // wait is over.
+        // From here on the replica may read bytes, and only it can respond. If it goes down, the
+        // wait ends.
         if request.progress == Progress::Waiting {
             request.progress = Progress::Sent;
         }
@@ -600,9 +601,10 @@ fn describe_client(session: &Session, request: &RequestState, upstream: &mut Req
 
 /// Responds with a failure, under the ids of the requests in `body`, in the format of a sidecar.
 async fn respond_with_failure(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
-    let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL, classify::BATCH_MAX) {
-        Route::Call(call) => failure.to_body(&call.ids, call.is_batch),
-        _ => failure.to_body(&[], false),
+    let version = ProtocolVersion::from_headers(&session.req_header().headers);
+    let text = match classify::post(version.as_ref(), body, None, Declared::ALL, classify::BATCH_MAX) {
+        Route::Call(call) => failure.to_body(&call.ids, call.is_batch, call.subject),
+        _ => failure.to_message(None, Subject::Request),
     };
     let status = failure.code.http_status();
     let mut response = ResponseHeader::build(status, Some(4))?;

@@ -5,8 +5,8 @@
 //! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). No byte behind the header is
 //! read. Absent: everything in a header but the source address, such as TLVs.
 //!
-//! The parser is part of this crate: those of `ppp` 2.3 and `proxy-header` 0.1 need bytes read in
-//! advance, so the exact reading would stay here, and they accept ports such as `+1`.
+//! The parser is part of this crate. The parsers of `ppp` 2.3 and `proxy-header` 0.1 accept ports
+//! such as `+1`. They need bytes read in advance, so the exact reading would stay here.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 use tracing::debug;
 
-use crate::protocol::client_address::Trust;
+use mcp_resume_protocol::client_address::Trust;
 
 /// Deadline for the whole header; the connection is then closed.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,9 +47,9 @@ pub enum Error {
 }
 
 /// Reads the header of a connection `io` from `peer`, and returns the address of its client: the
-/// source in the header, or `peer` itself. The latter if `peer` is not trusted, and if the header
-/// declares a connection of its own, or one that is not TCP over IP. Must be called before any
-/// other read. Only the header is read, in pieces of any size.
+/// source in the header, or `peer` itself. It returns `peer` if `peer` is not trusted, or if the
+/// header declares a connection of the load balancer's own, or a transport other than TCP over IP.
+/// Must be called before any other read. Only the header is read, in pieces of any size.
 ///
 /// # Errors
 /// If a trusted peer sends no valid header in time. The connection must then be closed: the number
@@ -334,10 +334,10 @@ mod tests {
     async fn a_missing_header_misses_its_deadline() {
         let (mut io, mut other) = duplex(64);
         other.write_all(b"PROXY TCP4 7.7.7").await.unwrap();
-        let begin = crate::clock::now();
+        let begin = mcp_resume_base::clock::now();
         let read = read(&trust(), &mut io, PEER.parse().unwrap()).await;
         assert!(matches!(read, Err(Error::TimedOut)), "{read:?}");
-        assert_eq!(crate::clock::now() - begin, HEADER_TIMEOUT);
+        assert_eq!(mcp_resume_base::clock::now() - begin, HEADER_TIMEOUT);
     }
 
     #[tokio::test]

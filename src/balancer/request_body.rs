@@ -11,12 +11,12 @@ use pingora_http::RequestHeader;
 use pingora_proxy::Session;
 
 use super::write_buffer::READ_MAX;
-use crate::protocol::headers;
+use mcp_resume_protocol::headers;
 
 /// Longest body that is searched for an owner: Pingora keeps no more of a body for a retry.
 const PEEK_MAX: usize = 64 * 1024;
-/// Length beyond which a body of unknown length is read no further: another piece may not fit, and
-/// Pingora drops the bytes that it does not keep.
+/// Maximum length that is read of a body of unknown length. Another piece may not fit, and Pingora
+/// drops the bytes that it does not keep.
 const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
 
 /// Length of a body as its head states it.

@@ -2,18 +2,18 @@
 //! attempts so far.
 //!
 //! A stream has an owner, and so has a session whose server is behind one replica. Clients name the
-//! owner without knowing it ([`crate::protocol::routing`]). A request with an owner goes to the
+//! owner without knowing it ([`mcp_resume_protocol::routing`]). A request with an owner goes to the
 //! owner, regardless of load. Other requests go to the least loaded replica that takes new calls.
 //! With an idempotency key they go to the replica that the key hashes to, so that a repeated call
-//! meets the first; where replicas keep sessions for callers that have none, to the one that the
-//! caller hashes to. Balancers that see the same replicas make the same decision, and none keeps
-//! state. Absent: the state of the replicas ([`super::table`]), and HTTP.
+//! meets the first. Where replicas keep sessions for callers without sessions, they go to the
+//! replica that the caller hashes to. Balancers that see the same replicas make the same decision,
+//! and none keeps state. Absent: the state of the replicas ([`super::table`]), and HTTP.
 
 use std::net::SocketAddr;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::protocol::ids::Owner;
+use mcp_resume_protocol::ids::Owner;
 
 /// A snapshot of a replica.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,7 @@ pub struct Replica {
 pub enum StoreScope {
     /// The process: its streams end with it.
     Process,
-    /// The replica: its streams outlive the process and may come back with the next one.
+    /// The replica: its streams outlive the process, and its next process may have them.
     Replica,
     /// Every replica with this store.
     Shared,
@@ -68,12 +68,11 @@ pub struct Criteria<'a> {
     pub session: Option<&'a [u8]>,
     /// Idempotency key.
     pub key: Option<&'a [u8]>,
-    /// Digest of the caller, which decides before the key: the calls that repeat each other are of
-    /// one caller.
+    /// Digest of the caller. It decides before the key: a call and its retry have one caller.
     pub caller: Option<&'a [u8]>,
     /// True if every replica was checked after the request arrived.
     pub has_rechecked: bool,
-    /// Addresses tried before, none of which has run any of the request.
+    /// Addresses tried before. No part of the request has run there.
     pub tried: &'a [SocketAddr],
     /// An arbitrary number that decides between equals.
     pub tie_breaker: usize,
@@ -114,15 +113,16 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
     if !criteria.has_rechecked && !named().any(|replica| replica.condition == Condition::Down) {
         return Selection::Recheck;
     }
-    // Streams on a disk come back with their replica, and no other replica has them.
+    // Streams on a disk return with their replica, and no other replica has them.
     if named().any(|replica| replica.store == StoreScope::Replica) {
         return Selection::Nowhere;
     }
     stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::StandIn)
 }
 
-/// Returns the replica that responds for an owner that is gone: preferably one that shares its
-/// store, and takes new calls. For a session, the one that its name hashes to.
+/// Returns the replica that responds in place of a lost owner. A replica that shares its store and
+/// takes new calls is preferred. Among equals, a session goes to the replica that its name hashes
+/// to.
 fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {

@@ -29,14 +29,14 @@ use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
 use super::write_buffer::WriteBuffer;
-use crate::protocol::client_address::Trust;
-use crate::server::{Accept, ConnectionLimit};
-use crate::tls::Certificates;
+use mcp_resume_protocol::client_address::Trust;
+use mcp_resume_server::{Accept, ConnectionLimit};
+use mcp_resume_tls::Certificates;
 
 /// Longest TLS handshake with a client.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
-/// Pingora's proxy, each request of which can be cut.
+/// Pingora's proxy. Each of its requests can be cut.
 pub struct App {
     proxy: Arc<HttpProxy<Phases>>,
     options: HttpServerOptions,

@@ -17,9 +17,9 @@ use tracing::{error, info, warn};
 
 use super::discovery::PriorityAndWeight;
 use super::selection::{Condition, Replica, StoreScope};
-use crate::clock;
-use crate::protocol::ids::Owner;
-use crate::sync;
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
+use mcp_resume_protocol::ids::Owner;
 
 /// Most multiples of [`Policy::eject`] that an ejection lasts.
 const EJECT_MOST: u32 = 10;
@@ -105,7 +105,7 @@ struct BackendState {
     last_failure: Option<Instant>,
     ejections: u32,
     ejected_until: Option<Instant>,
-    /// Reason for which the last health check brought no report, or `None` if it brought one.
+    /// Reason why the last health check brought no report, or `None` if it brought a report.
     check_failure: Option<String>,
 }
 
@@ -124,8 +124,8 @@ impl Table {
         Self { policy, backends: RwLock::default(), duplicate_owners: Mutex::default() }
     }
 
-    /// Sets the backends to those of `found`. The state of a backend that stays, with the same
-    /// transport, is kept.
+    /// Sets the backends to the addresses of `found`. The state of a backend that stays, with the
+    /// same transport, is kept.
     pub fn set(&self, found: &HashMap<SocketAddr, Attributes>) {
         let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
         let is_as_before = |backend: &&Arc<Backend>| {
@@ -347,7 +347,7 @@ impl Backend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balancer::in_flight::InFlight;
+    use crate::in_flight::InFlight;
 
     const POLICY: Policy =
         Policy { eject_after: 3, eject: Duration::from_secs(10), slow_start: Some(Duration::from_secs(10)) };

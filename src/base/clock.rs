@@ -9,6 +9,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
+use std::thread::LocalKey;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant as TokioInstant, Sleep};
@@ -25,8 +26,8 @@ pub fn wall_ms() -> u64 {
 }
 
 /// Returns the time since 1970, for times that outlive the process. It is read from the system once
-/// and then moves with [`now`], so that a change of the machine's clock ends no retention, and a
-/// paused clock moves this one too.
+/// and then moves with [`now`]. So a change of the machine's clock ends no retention, and a paused
+/// clock moves this one too.
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn wall() -> Duration {
     static BEGUN: OnceLock<(Duration, Instant)> = OnceLock::new();
@@ -84,7 +85,7 @@ pub async fn sleep_until(at: Instant) {
 
 /// A timer that is set again and again, most often to a later time or to none before it fires. The
 /// runtime's timer is made at the first poll that has to wait. It is moved only if it would fire
-/// too late; one that fires too early is set again then.
+/// too late. A timer that fires too early is set again then.
 #[derive(Debug)]
 pub struct Alarm {
     at: Option<Instant>,
@@ -130,8 +131,8 @@ impl Alarm {
 }
 
 /// Registers a timer with this thread's runtime that is due by `at` and wakes no task. A runtime
-/// wakes itself by a system call when a new timer is due before all others; without the anchor,
-/// each of a thread's short calls would cause one.
+/// wakes itself by a system call when a new timer is due before all others. Without the anchor,
+/// each of a thread's short calls would cause such a system call.
 fn anchor(at: TokioInstant) {
     thread_local! {
         static ANCHOR: RefCell<Option<Pin<Box<Sleep>>>> = const { RefCell::new(None) };
@@ -154,12 +155,13 @@ impl Default for Alarm {
 
 /// A wait of a moment. The waits of a thread share one timer of the runtime.
 ///
-/// A runtime wakes itself by a system call when a new timer is due before all others, as a timer of
-/// its own for such a wait would be. The shared timer is set for one wait and wakes all that are
-/// not dropped; those that are not over set it again.
+/// A runtime wakes itself by a system call when a new timer is due before all others. A separate
+/// timer for each short wait would be such a timer. The shared timer is set for one wait and wakes
+/// all waits that are not dropped. A wait that is not complete sets it again.
 #[derive(Debug)]
 pub struct ShortWait {
     until: Instant,
+    timer: &'static LocalKey<RefCell<SharedTimer>>,
     /// Place among the waits of a thread, once it was polled.
     place: Option<(Arc<ShortWaits>, u64)>,
 }
@@ -167,16 +169,23 @@ pub struct ShortWait {
 impl ShortWait {
     /// Begins a wait of this time.
     pub fn new(time: Duration) -> Self {
-        Self { until: now() + time, place: None }
+        Self { until: now() + time, timer: &SHARED_TIMER, place: None }
     }
 
-    /// Returns ready once the time is over.
+    /// Begins a wait of at least this time, and of a tenth of a second more at most. Many may wait
+    /// at once: their timer wakes them no oftener than that.
+    pub fn coarse(time: Duration) -> Self {
+        Self { until: now() + time, timer: &COARSE_TIMER, place: None }
+    }
+
+    /// Returns ready at the end of the wait.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if now() >= self.until {
+        let now = now();
+        if now >= self.until {
             return Poll::Ready(());
         }
         self.leave();
-        self.place = Some(SHARED_TIMER.with_borrow_mut(|shared| shared.join(self.until, cx.waker())));
+        self.place = Some(self.timer.with_borrow_mut(|shared| shared.join(self.until, now, cx.waker())));
         Poll::Pending
     }
 
@@ -198,23 +207,29 @@ impl Drop for ShortWait {
 
 thread_local! {
     static SHARED_TIMER: RefCell<SharedTimer> = RefCell::default();
+    static COARSE_TIMER: RefCell<SharedTimer> = RefCell::new(SharedTimer { slack: SLACK, ..SharedTimer::default() });
 }
+
+/// Shortest time between two wake-ups of the coarse waits.
+const SLACK: Duration = Duration::from_millis(100);
 
 /// Timer that the short waits of a thread share.
 #[derive(Default)]
 struct SharedTimer {
     timer: Option<Pin<Box<Sleep>>>,
+    /// Shortest time until the next wake-up.
+    slack: Duration,
     waits: Arc<ShortWaits>,
     /// Number of the last wait.
     last: u64,
 }
 
 impl SharedTimer {
-    /// Adds a wait that ends at `until`. Returns its place.
-    fn join(&mut self, until: Instant, waker: &Waker) -> (Arc<ShortWaits>, u64) {
+    /// Adds a wait from `now` that ends at `until`. Returns its place.
+    fn join(&mut self, until: Instant, now: Instant, waker: &Waker) -> (Arc<ShortWaits>, u64) {
         self.last += 1;
         self.waits.lock().push_back((self.last, waker.clone()));
-        let until = TokioInstant::from_std(until);
+        let until = TokioInstant::from_std(until.max(now + self.slack));
         // The timer of a runtime that has ended has elapsed as well.
         let is_set = self.timer.as_ref().is_some_and(|timer| !timer.is_elapsed() && timer.deadline() <= until);
         if !is_set {
@@ -302,6 +317,21 @@ mod tests {
             ended.push(task.await.expect("no panic"));
         }
         assert_eq!(ended, [5, 7, 9, 25]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn coarse_waits_end_after_their_time_within_the_slack() {
+        let waits = [0, 30, 60, 350, 420].map(|begin| async move {
+            sleep(Duration::from_millis(begin)).await;
+            let (begin, mut wait) = (now(), ShortWait::coarse(Duration::from_millis(400)));
+            poll_fn(|cx| wait.poll(cx)).await;
+            (now() - begin).as_millis()
+        });
+        let tasks: Vec<_> = waits.into_iter().map(tokio::spawn).collect();
+        for task in tasks {
+            let waited = task.await.expect("no panic");
+            assert!((400..=400 + SLACK.as_millis()).contains(&waited), "{waited}");
+        }
     }
 
     #[derive(Default)]

@@ -40,17 +40,17 @@ pub enum Bug {
     ForwardsEveryAnswer,
     /// A call that the server refused with its session goes to the new session twice.
     RunsTwice,
-    /// A drain does not wait for the calls that run.
+    /// A drain does not wait for the running calls.
     DrainsPastCalls,
     /// A session that its client has ended while it was opened again stays open at the server.
     LeavesTheEnded,
-    /// A request of the server keeps an ID that an earlier session has left unanswered.
+    /// A request of the server keeps an ID that is still pending from an earlier session.
     ReusesIds,
     /// A cancel of a task is acknowledged, and changes nothing.
     ForgetsTheCancel,
-    /// The call of a task goes on twice with the answers of its client.
+    /// The call of a task continues twice with the responses of its client.
     GoesOnTwice,
-    /// A task goes on for ever without its client.
+    /// A task runs for ever without its client.
     NeverAbandonsTasks,
 }
 

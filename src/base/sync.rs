@@ -14,7 +14,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Limit of the parts of a value: with more threads, some of them share a part.
 const MAX_PARTS: usize = 64;
 
-/// A value in parts, of which each thread uses its own. Threads that write to one part move its
+/// A value in parts. Each thread uses a part of its own. Threads that write to one part move its
 /// memory from core to core, and each write then costs as much as a hundred instructions. A reader
 /// of the whole value visits all parts.
 #[derive(Debug)]

@@ -1,6 +1,9 @@
 //! The wait for a turn and for room, before a server may be started.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::info;
 
 use super::metrics::EndReason;
 use super::pending_start::{ExistingStart, PendingStart, StartFailure};
@@ -11,6 +14,9 @@ use crate::event_log::QuotaKey;
 use crate::protocol::error::ErrorCode;
 use crate::{clock, sync};
 
+/// Shortest wait of a start that the log reports.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
 /// The right to start a server. Dropping it removes the pending start.
 pub(super) struct StartPermit {
     pub(super) channels: Arc<Channels>,
@@ -20,7 +26,10 @@ pub(super) struct StartPermit {
 
 impl Drop for StartPermit {
     fn drop(&mut self) {
-        sync::lock(&self.channels.state).pending_starts.remove(&self.number);
+        let mut state = sync::lock(&self.channels.state);
+        state.pending_starts.remove(&self.number);
+        state.start_gate.end(self.number, false);
+        drop(state);
         self.channels.room.notify_waiters();
     }
 }
@@ -61,22 +70,35 @@ impl Channels {
                 Err(pending) => *pending,
             };
             let Some(bounds) = &self.settings.bounds else {
-                return if state.is_draining { Err(draining()) } else { Ok(self.begin(&mut state, pending)) };
+                return if state.is_draining {
+                    Err(ErrorCode::Draining.into())
+                } else {
+                    Ok(self.begin(&mut state, pending))
+                };
             };
             (bounds, self.enqueue_start(&mut state, pending, kind)?)
         };
+        let mut log_at = Some(clock::now() + LONG_WAIT);
         loop {
             let mut room = std::pin::pin!(self.room.notified());
             room.as_mut().enable();
-            match self.try_admit(bounds, &queued)? {
+            let wait = match self.try_admit(bounds, &queued)? {
                 TurnDecision::Route(route) => return Ok(route),
-                TurnDecision::Wait(Admission::WaitUntil(until)) => {
+                TurnDecision::Wait(wait) => wait,
+            };
+            if log_at.is_some_and(|at| at <= clock::now()) {
+                info!(bound = wait.bound(), "a start of a server waits");
+                log_at = None;
+            }
+            let until = if let Admission::WaitUntil(until, _) = wait { Some(until) } else { None };
+            match [until, log_at].into_iter().flatten().min() {
+                Some(until) => {
                     let time = clock::sleep(until.saturating_duration_since(clock::now()));
                     // A successful start ends the back-off after failed starts. Another start may
                     // be next as well.
                     tokio::select! { () = time => {}, () = room => {} }
                 }
-                TurnDecision::Wait(_) => room.await,
+                None => room.await,
             }
         }
     }
@@ -97,12 +119,12 @@ impl Channels {
         let (now, mut state) = (clock::now(), sync::lock(&self.state));
         let state = &mut *state;
         if state.is_draining {
-            return Err(draining());
+            return Err(ErrorCode::Draining.into());
         }
         // A client that has left needs no server.
         let entry = state.start_queue.get_mut(&queued.caller, queued.number);
         let Some(wanted) = entry.and_then(|entry| entry.take_if(|pending| pending.is_wanted())) else {
-            return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
+            return Err(ErrorCode::NoServer.into());
         };
         // Another request may have begun the same start. The turn is then free for another start.
         let wanted = match self.take_over(state, wanted) {
@@ -117,8 +139,15 @@ impl Channels {
             pending.as_ref().is_some_and(PendingStart::is_wanted)
                 && !pool::must_wait_for_own(bounds, &occupants, caller, now)
         };
+        let at_gate = state.start_gate.wait(bounds, now);
         if state.start_queue.next(may_begin) != Some(queued.number) {
-            return Ok(TurnDecision::Wait(Admission::WaitForEnd));
+            // The first start of the queue waits for a bound of its own, or is about to begin.
+            let caller = queued.caller.as_ref();
+            let wait = at_gate.unwrap_or_else(|| state.start_rate.clone().admit(bounds, &occupants, caller, now));
+            return Ok(TurnDecision::Wait(if let Admission::WaitUntil(_, _) = wait { Admission::Start } else { wait }));
+        }
+        if let Some(wait) = at_gate {
+            return Ok(TurnDecision::Wait(wait));
         }
         match state.start_rate.admit(bounds, &occupants, queued.caller.as_ref(), now) {
             Admission::Start => {}
@@ -131,7 +160,7 @@ impl Channels {
         }
         match state.start_queue.begin(&queued.caller, queued.number).flatten() {
             Some(pending) => Ok(TurnDecision::Route(self.begin(state, pending))),
-            None => Err(StartFailure::of(ErrorCode::NoServer, String::new())),
+            None => Err(ErrorCode::NoServer.into()),
         }
     }
 
@@ -139,6 +168,7 @@ impl Channels {
         state.next_start += 1;
         let number = state.next_start;
         state.pending_starts.insert(number, pending);
+        state.start_gate.begin(number, clock::now());
         StartRoute::New(StartPermit { channels: self.clone(), number })
     }
 }
@@ -154,8 +184,4 @@ pub(super) enum StartRoute {
 enum TurnDecision {
     Route(StartRoute),
     Wait(Admission),
-}
-
-fn draining() -> StartFailure {
-    StartFailure::of(ErrorCode::Draining, String::new())
 }

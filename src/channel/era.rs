@@ -7,9 +7,10 @@
 //! later request starts another discovery.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::json;
+use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tracing::info;
 
@@ -18,16 +19,22 @@ use super::connection::{Begun, End};
 use super::metrics::EndReason;
 use super::pending_start::StartFailure;
 use super::server::Server;
-use super::server_era::era_of;
 use super::start::until;
 use super::table::Channels;
+use crate::clock;
+use crate::protocol::era::{REVISION, discover as discover_message, era_of};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
-use crate::protocol::jsonrpc::{Message, RequestId, error_code};
-use crate::{clock, sync};
+use crate::protocol::jsonrpc::{self, Message, RequestId, error_code};
+use crate::sync;
 
-/// Revision of the proxy's `server/discover`.
-const PROBE_REVISION: &str = "2026-07-28";
+/// Time of a server that is up to respond to `server/discover`. After it the server counts as one
+/// of revisions with sessions.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Time before a ping shows whether the server is up. Most servers respond sooner.
+const PING_AFTER: Duration = Duration::from_secs(1);
+/// Interval between looks for a message of the server.
+const STEP: Duration = Duration::from_millis(100);
 
 impl Channels {
     /// Returns the era of the server. An unknown era is discovered on the channel of `caller`. The
@@ -36,21 +43,18 @@ impl Channels {
     /// A server that ends without a response counts as legacy for this request. A later request
     /// discovers its era again.
     pub(super) async fn era(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Era, StartFailure> {
-        if let Some(era) = self.era.known() {
+        if let Some(era) = self.era.valid() {
             return Ok(era);
         }
         let deadline = clock::now() + self.settings.start;
-        let Ok(lock) = until(deadline, self.era.discovery.clone().lock_owned()).await else {
-            return Err(StartFailure::of(ErrorCode::ServerSlow, String::new()));
+        let Ok(lock) = until(deadline, self.discovery.clone().lock_owned()).await else {
+            return Err(ErrorCode::ServerSlow.into());
         };
-        if let Some(era) = self.era.known() {
+        if let Some(era) = self.era.valid() {
             return Ok(era);
         }
-        if sync::lock(&self.era.retry).must_wait(clock::now()) {
-            return Ok(Era::Legacy);
-        }
         let discovery = self.runtime.spawn(self.clone().discover_era(caller.cloned(), lock));
-        discovery.await.unwrap_or_else(|_| Err(StartFailure::of(ErrorCode::ServerFailed, String::new())))
+        discovery.await.unwrap_or_else(|_| Err(ErrorCode::ServerFailed.into()))
     }
 
     async fn discover_era(
@@ -62,19 +66,22 @@ impl Channels {
         let response = until(clock::now() + self.settings.start, discover(&server)).await.ok().flatten();
         if server.connection.ending() == Some(End::Closed) {
             // The proxy has ended it. The era stays unknown.
-            return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
+            return Err(ErrorCode::NoServer.into());
         }
         let is_end = |response: &[u8]| error_code(response) == Some(ErrorCode::ServerEnded.json_rpc());
         let has_responded = response.as_deref().is_some_and(|response| !is_end(response));
+        if has_responded {
+            sync::lock(&self.state).start_gate.record_response();
+        }
         if !has_responded && server.connection.ending() == Some(End::Lost) {
             info!("a server has ended when it was asked for its revisions");
-            sync::lock(&self.era.retry).delay(clock::now());
+            self.era.handle_end();
             // A client that also speaks an older revision falls back to it.
             return Ok(Era::Legacy);
         }
         let era = era_of(response.as_deref());
         info!(?era, "the server on stdio was asked for its revisions");
-        *sync::lock(&self.era.known) = Some(era);
+        self.era.set(era, None);
         if era == Era::Legacy {
             server.end(EndReason::Client);
         }
@@ -84,16 +91,49 @@ impl Channels {
 
 /// Sends `server/discover`. Returns the server's response, or `None` if the server has ended.
 async fn discover(server: &Server) -> Option<Bytes> {
-    let request = json!({"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": {
-        "io.modelcontextprotocol/protocolVersion": PROBE_REVISION,
-        "io.modelcontextprotocol/clientInfo": {"name": "mcp-resume", "version": env!("CARGO_PKG_VERSION")},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }}});
+    let request = discover_message(Value::from(0), REVISION, None, None);
     let message = Message::Request { id: RequestId::from_json("0")?, method: "server/discover".into() };
-    let call = server.connection.call(None, &[message], &request.to_string().into(), None, None, Box::new(|| {}));
+    let call = server.connection.call(None, &[message], &request.into(), None, None, Box::new(|| {}));
     let mut pending = call.ok()?;
     match pending.begun().await {
-        Begun::Written => pending.events.response().await,
+        Begun::Written => tokio::select! {
+            biased;
+            response = pending.events.response() => response,
+            () = silence(server) => None,
+        },
         Begun::Refused(_) | Begun::Ended => None,
     }
+}
+
+/// Resolves once the server has been up for [`SILENCE`], by its first message or its result of a
+/// ping. A server that does not know `server/discover` may leave it without a response.
+async fn silence(server: &Server) {
+    clock::sleep(PING_AFTER).await;
+    let has_spoken = async {
+        while !server.connection.has_spoken() {
+            clock::sleep(STEP).await;
+        }
+    };
+    tokio::select! {
+        () = has_spoken => {}
+        () = pinged(server) => {}
+    }
+    clock::sleep(SILENCE).await;
+}
+
+/// Resolves when the server has responded to a ping with a result. An error says nothing: a server
+/// of a revision without sessions has no ping.
+async fn pinged(server: &Server) {
+    let id = RequestId::Number("1".into());
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, id.to_json());
+    let message = Message::Request { id, method: "ping".into() };
+    let call = server.connection.call(None, &[message], &body.into(), None, None, Box::new(|| {}));
+    if let Ok(mut pending) = call
+        && matches!(pending.begun().await, Begun::Written)
+        && let Some(response) = pending.events.response().await
+        && jsonrpc::member(&response, &["result"]).is_some()
+    {
+        return;
+    }
+    std::future::pending().await
 }

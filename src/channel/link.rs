@@ -126,31 +126,49 @@ pub trait Program: Send + Sync {
     /// Resolves when no process that the program has started is left.
     fn gone(&self) -> LinkFuture<'static, ()>;
 
+    /// Returns the stderr of a program so far, as far as it may be shown.
+    fn stderr(&self) -> ShownStderr {
+        ShownStderr::default()
+    }
+
     /// Returns the error of the calls that were pending when the channel was lost.
     fn lost_code(&self) -> ErrorCode {
         ErrorCode::ServerEnded
     }
 }
 
-/// The end of a program.
+/// Lines of a program's stderr that explain a failed start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShownStderr {
+    /// Lines for the log.
+    pub for_log: Vec<String>,
+    /// Lines for clients.
+    pub for_client: Vec<String>,
+}
+
+impl ShownStderr {
+    /// Returns the lines for the log as one text, or `None` without a line.
+    pub(super) fn log_text(&self) -> Option<String> {
+        if self.for_log.is_empty() { None } else { Some(self.for_log.join(" | ")) }
+    }
+}
+
+/// The end of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramEnd {
     /// Exit code, or `None` after a signal.
     pub code: Option<i32>,
     /// Number of the signal that ended it.
     pub signal: Option<i32>,
-    /// Last lines of its stderr, or empty if clients must not see them.
-    pub last_lines: String,
 }
 
 impl ProgramEnd {
-    /// Describes the end, for the log and for errors.
+    /// Describes the end, for the log and for errors, without text of the program.
     pub fn describe(&self) -> String {
-        let how = match (self.code, self.signal) {
+        match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("signal {signal}"),
             (None, None) => "its output has ended".to_owned(),
-        };
-        if self.last_lines.is_empty() { how } else { format!("{how}; its last words: {}", self.last_lines) }
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! Metrics of channels.
 
+use std::sync::Arc;
+
 use prometheus::{IntCounterVec, IntGauge};
 
-use crate::metrics::{Error, Registrar};
+use crate::metrics::{Error, Registrar, Repairs};
 
 /// Metrics of all channels.
 #[derive(Debug)]
@@ -11,6 +13,8 @@ pub struct Metrics {
     starts: IntCounterVec,
     ends: IntCounterVec,
     skipped: IntCounterVec,
+    /// Repairs of the server's messages.
+    pub(super) repairs: Arc<Repairs>,
 }
 
 /// Outcome of a session's `initialize` on a new channel.
@@ -70,12 +74,21 @@ impl Skipped {
 }
 
 impl Metrics {
+    /// Returns metrics that no page has.
+    #[cfg(test)]
+    pub(super) fn unregistered() -> Self {
+        let registrar = Registrar::default();
+        let repairs = Arc::new(Repairs::new(&registrar).expect("new names"));
+        Self::new(&registrar, repairs).expect("new names")
+    }
+
     /// Registers the metrics.
     ///
     /// # Errors
     /// If a name is taken.
-    pub fn new(registrar: &Registrar) -> Result<Self, Error> {
+    pub fn new(registrar: &Registrar, repairs: Arc<Repairs>) -> Result<Self, Error> {
         Ok(Self {
+            repairs,
             open: registrar.gauge("channels", "Channels to servers on stdio or HTTP+SSE.")?,
             starts: registrar.family(
                 "channel_starts_total",
@@ -106,6 +119,11 @@ impl Metrics {
     pub(super) fn observe_end(&self, reason: EndReason) {
         self.open.dec();
         self.ends.with_label_values(&[EndReason::LABELS[reason as usize]]).inc();
+    }
+
+    /// Returns the number of lines that were no JSON-RPC messages.
+    pub(super) fn text_lines(&self) -> u64 {
+        self.skipped.with_label_values(&[Skipped::LABELS[Skipped::NotJsonRpc as usize]]).get()
     }
 
     pub(super) fn observe_skipped(&self, reason: Skipped) {

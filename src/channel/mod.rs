@@ -37,6 +37,7 @@
 //! | [`StartKind`] | the reason for a start: a new session, or a revival |
 //! | `StartQueue`, `QueuedStart` | the starts that wait for their turn; the place of one in that queue |
 //! | `StartRate` | the rate of starts, and the back-off after failed starts |
+//! | `StartGate` | the number of starts at the same time |
 //! | `Admission`, `TurnDecision` | the decision of the bounds on a start; the decision on a queued start |
 //! | `StartRoute` | the way of a request after the wait: a new server, or an existing start |
 //! | `StartPermit`, `StartTask` | the right to start a server; the task that uses it |
@@ -65,6 +66,7 @@ mod server_era;
 mod settings;
 mod shared;
 mod start;
+mod start_gate;
 mod start_queue;
 mod table;
 #[cfg(test)]
@@ -80,23 +82,24 @@ use tokio::sync::Notify;
 
 pub use body::{Body, Events, Response};
 pub use caller::Caller;
-use connection::{Begun, Refused};
+use connection::{Begun, Refused, Users};
 use limits::Limits;
-pub use link::{Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
+pub use link::{
+    Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, ShownStderr, WriteError,
+};
 use metrics::EndReason;
 pub use metrics::Metrics;
 use partial::PartialMemory;
 pub use pool::Bounds;
 pub use request::{OnBegin, Request, request_id};
-pub use respond::{empty, no_server, refusal_about};
+pub use respond::{empty, json, no_server, refusal_about};
 use respond::{event_stream, refusal};
 use server::Server;
-use server_era::ServerEra;
-pub(crate) use server_era::era_of;
+pub(crate) use server_era::ServerEra;
 pub use settings::{Settings, Sharing};
 pub use start_queue::StartKind;
 pub use table::Channels;
-use table::Session;
+use table::{Session, SharedStart};
 
 use crate::protocol::channel::ids::ID_MAX;
 use crate::protocol::error::ErrorCode;
@@ -120,7 +123,8 @@ impl Channels {
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());
         let era = ServerEra::of(open.era());
-        let channels = Arc::new(Self { open, settings, limits, runtime, state, era, room });
+        let discovery = Arc::default();
+        let channels = Arc::new(Self { open, settings, limits, runtime, state, era, discovery, room });
         tokio::spawn(Self::sweep(Arc::downgrade(&channels)));
         channels
     }
@@ -129,6 +133,11 @@ impl Channels {
     /// did not fail within the last minute.
     pub fn is_available(&self) -> bool {
         self.open.is_available() && !sync::lock(&self.state).start_rate.is_failing(clock::now())
+    }
+
+    /// Returns the number of lines of all servers that were no JSON-RPC messages.
+    pub fn text_lines(&self) -> u64 {
+        self.limits.metrics.text_lines()
     }
 
     /// Returns the longest time from `initialize` to its response or refusal.
@@ -255,10 +264,20 @@ impl Channels {
         self.open.takes_headers().then(|| request.headers.clone())
     }
 
+    /// Begins a server with an open channel. At the end of the channel it leaves the tables.
+    fn begin_server(self: &Arc<Self>, users: Users, link: Link, caller: Option<Arc<Caller>>) -> Arc<Server> {
+        let (by_name, by_number) = (self.clone(), self.clone());
+        let on_end = move |server: &Server| by_name.forget_name(server);
+        Server::begin(users, link, caller, self.limits.clone(), on_end, move |server| by_number.forget(server))
+    }
+
     fn forget_name(&self, server: &Server) {
         let mut state = sync::lock(&self.state);
         state.sessions.retain(|_, session| session.server.number != server.number);
         state.shared.retain(|_, shared| shared.server.number != server.number);
+        let is_its =
+            |opening: &SharedStart| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
+        state.without_sessions.retain(|_, opening| !is_its(opening));
     }
 
     fn forget(&self, server: &Server) {

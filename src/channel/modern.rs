@@ -19,11 +19,10 @@ use super::admission::StartRoute;
 use super::body::Response;
 use super::caller::Caller;
 use super::connection::{Begun, PendingCall, Refused, Users};
-use super::link::OpenError;
 use super::metrics::{EndReason, StartOutcome};
 use super::pending_start::{PendingStart, StartFailure, StartRequest};
 use super::request::{OnBegin, Request, request_id};
-use super::respond::{empty, event_stream, json, refusal, refusal_about};
+use super::respond::{empty, event_stream, json, refusal};
 use super::server::Server;
 use super::start::until;
 use super::start_queue::StartKind;
@@ -75,7 +74,7 @@ impl Channels {
                 // SDKs, but not from `UNSUPPORTED_VERSION`.
                 error(id, code::INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
             }
-            Err(StartFailure { code, detail, .. }) => refusal_about(code, &detail, &ids),
+            Err(failure) => failure.into_response(&ids),
         }
     }
 
@@ -92,7 +91,7 @@ impl Channels {
         for _ in 0..ATTEMPTS {
             let server = match self.shared(caller).await {
                 Ok(server) => server,
-                Err(StartFailure { code, detail, .. }) => return refusal_about(code, &detail, &ids),
+                Err(failure) => return failure.into_response(&ids),
             };
             let stream = request.stream.cloned();
             let call = server.connection.call(None, messages, request.body, None, stream, once(&on_begin));
@@ -115,7 +114,7 @@ impl Channels {
         let mut opening = {
             let mut state = sync::lock(&self.state);
             if state.is_draining {
-                return Err(StartFailure::of(ErrorCode::Draining, String::new()));
+                return Err(ErrorCode::Draining.into());
             }
             match state.without_sessions.get(&caller) {
                 Some(opening) if !has_ended(opening) => opening.clone(),
@@ -135,7 +134,7 @@ impl Channels {
             let outcome = outcome.as_ref()?.as_ref();
             Some(outcome.map(Arc::clone).map_err(StartFailure::without_response))
         });
-        outcome.unwrap_or_else(|| Err(StartFailure::of(ErrorCode::ServerFailed, String::new())))
+        outcome.unwrap_or_else(|| Err(ErrorCode::ServerFailed.into()))
     }
 
     async fn open_shared(
@@ -161,7 +160,6 @@ impl Channels {
         caller: Option<&Arc<Caller>>,
         worker: &Handle,
     ) -> (StartOutcome, Result<Arc<Server>, StartFailure>) {
-        let failed = |code, detail| Err(StartFailure::of(code, detail));
         let deadline = clock::now() + self.settings.start;
         // The receiver stays here, so that the start is wanted until its end.
         let (start_request, _response) = StartRequest::without_request();
@@ -170,40 +168,23 @@ impl Channels {
             Ok(Ok(StartRoute::New(permit))) => permit,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
             // A start without parameters takes over no other.
-            Ok(Ok(StartRoute::Existing(_))) | Err(_) => {
-                return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new()));
-            }
+            Ok(Ok(StartRoute::Existing(_))) | Err(_) => return (StartOutcome::NoRoom, Err(ErrorCode::NoServer.into())),
         };
         let link = until(deadline, self.open.open(None, worker)).await;
         sync::lock(&self.state).start_rate.record_outcome(!matches!(link, Ok(Ok(_))), clock::now());
         let link = match link {
             Ok(Ok(link)) => link,
-            Ok(Err(OpenError::Failed { code, detail })) => return (StartOutcome::Failed, failed(code, detail)),
-            Ok(Err(OpenError::Refused(response))) => return (StartOutcome::Failed, Err(StartFailure::by(response))),
-            Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
+            Ok(Err(error)) => return (StartOutcome::Failed, Err(error.into())),
+            Err(_) => return (StartOutcome::TimedOut, Err(ErrorCode::ServerSlow.into())),
         };
-        let (by_caller, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
-        let server = Server::begin(
-            users_of(caller),
-            link,
-            caller.cloned(),
-            limits,
-            move |server| by_caller.forget_shared(server),
-            move |server| by_number.forget(server),
-        );
+        let server = self.begin_server(users_of(caller), link, caller.cloned());
         let is_wanted = self.register_server(permit.number, &server);
         drop(permit);
         if !is_wanted {
             server.end(EndReason::Shutdown);
-            return (StartOutcome::Failed, failed(ErrorCode::Draining, String::new()));
+            return (StartOutcome::Failed, Err(ErrorCode::Draining.into()));
         }
         (StartOutcome::Opened, Ok(server))
-    }
-
-    fn forget_shared(&self, server: &Server) {
-        let is_its =
-            |opening: &SharedStart| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
-        sync::lock(&self.state).without_sessions.retain(|_, opening| !is_its(opening));
     }
 }
 

@@ -14,10 +14,12 @@ use tokio::sync::oneshot;
 
 use super::body::Response;
 use super::caller::{Caller, Sharers};
+use super::link::{OpenError, ShownStderr};
+use super::respond::refusal_with;
 use super::server::Server;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::error::ErrorCode;
+use crate::protocol::error::{Details, ErrorCode};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
 
 /// The server's response to an `initialize`.
@@ -32,24 +34,51 @@ pub(super) struct StartResponse {
 pub(super) struct StartFailure {
     pub(super) code: ErrorCode,
     pub(super) detail: String,
+    /// Stderr of the program, as far as it may be shown.
+    pub(super) stderr: ShownStderr,
     /// HTTP response of the server, which replaces an error of the proxy.
     pub(super) response: Option<Box<Response>>,
 }
 
 impl StartFailure {
     pub(super) fn of(code: ErrorCode, detail: String) -> Self {
-        Self { code, detail, response: None }
+        Self { code, detail, stderr: ShownStderr::default(), response: None }
     }
 
     /// Returns a copy of the failure for another request.
     pub(super) fn without_response(&self) -> Self {
-        Self::of(self.code, self.detail.clone())
+        Self { stderr: self.stderr.clone(), ..Self::of(self.code, self.detail.clone()) }
     }
 
     /// Creates the failure of a session that the server has refused with an HTTP response.
     pub(super) fn by(response: Box<Response>) -> Self {
         let detail = format!("status {}", response.status().as_u16());
-        Self { code: ErrorCode::UpstreamStatus, detail, response: Some(response) }
+        Self { response: Some(response), ..Self::of(ErrorCode::UpstreamStatus, detail) }
+    }
+
+    /// Returns the response to the requests with these IDs.
+    pub(super) fn into_response(self, ids: &[RequestId]) -> Response {
+        if let Some(response) = self.response {
+            return *response;
+        }
+        let lines = self.stderr.for_client.join("\n");
+        let members = if lines.is_empty() { vec![] } else { vec![("stderr", lines.into())] };
+        refusal_with(self.code, Details { text: &self.detail, members }, ids)
+    }
+}
+
+impl From<ErrorCode> for StartFailure {
+    fn from(code: ErrorCode) -> Self {
+        Self::of(code, String::new())
+    }
+}
+
+impl From<OpenError> for StartFailure {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Failed { code, detail } => Self::of(code, detail),
+            OpenError::Refused(response) => Self::by(response),
+        }
     }
 }
 

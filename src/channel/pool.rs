@@ -1,4 +1,7 @@
 //! Bounds of the servers that run at once, and of their starts.
+//!
+//! Absent: the bounds of sessions without a process of their own (`upstream/bridge/sessions.rs`).
+//! They open at once and at any rate, so they need no queue of starts.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +20,13 @@ pub struct Bounds {
     pub servers: usize,
     /// Most servers of one caller at once; at least 1.
     pub servers_per_caller: usize,
-    /// Starts per minute, and the burst after a minute without a start; at least 1.
-    pub starts_per_minute: usize,
+    /// Starts per minute, and the burst after a minute without a start; at least 1. `None` for no
+    /// limit.
+    pub starts_per_minute: Option<usize>,
+    /// Most starts at the same time, after the first; at least 1.
+    pub starts_at_once: usize,
+    /// Longest time that the first start of the program runs alone.
+    pub first_alone: Duration,
     /// Apply `servers_per_caller` to callers known only by their address. False on a listener for
     /// this machine alone, where all such callers are one person.
     pub bounds_addresses: bool,
@@ -44,12 +52,40 @@ pub(super) enum Admission {
     Start,
     /// The start may begin in place of this server, which the caller must end.
     InPlaceOf(u64),
-    /// No room before this time.
-    WaitUntil(Instant),
+    /// No room before this time, because of this bound.
+    WaitUntil(Instant, Bound),
+    /// No room until any of the running starts ends.
+    WaitForStart,
     /// No room until a server of the caller ends or becomes idle.
     WaitForOwn,
     /// No room until any server ends or becomes idle.
     WaitForEnd,
+}
+
+/// A bound that a start waits for until a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// `upstream.starts_per_minute`.
+    Rate,
+    /// The pause after failed starts.
+    Backoff,
+    /// The first start of the program, which runs alone.
+    FirstStart,
+}
+
+impl Admission {
+    /// Returns the bound that a start waits for, in words for the log.
+    pub(super) fn bound(self) -> &'static str {
+        match self {
+            Self::WaitUntil(_, Bound::Rate) => "upstream.starts_per_minute",
+            Self::WaitUntil(_, Bound::Backoff) => "the pause after a failed start",
+            Self::WaitUntil(_, Bound::FirstStart) => "the first start of the program, which runs alone",
+            Self::WaitForStart => "the number of starts at the same time",
+            Self::WaitForOwn => "upstream.max_children_per_principal",
+            Self::WaitForEnd => "upstream.max_children",
+            Self::Start | Self::InPlaceOf(_) => "earlier starts",
+        }
+    }
 }
 
 /// Shortest time without use before a server may be ended to make room. A client that has just
@@ -57,7 +93,7 @@ pub(super) enum Admission {
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// The rate of starts, and the back-off after failed starts.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct StartRate {
     /// Instant when the whole burst is available again.
     free_at: Option<Instant>,
@@ -87,16 +123,18 @@ impl StartRate {
             () => None,
         };
         if let Some(until) = self.not_before.filter(|&until| until > now) {
-            return Admission::WaitUntil(until);
+            return Admission::WaitUntil(until, Bound::Backoff);
         }
-        let interval = MINUTE / u32::try_from(bounds.starts_per_minute).unwrap_or(u32::MAX);
+        let admitted = victim.map_or(Admission::Start, Admission::InPlaceOf);
+        let Some(per_minute) = bounds.starts_per_minute else { return admitted };
+        let interval = MINUTE / u32::try_from(per_minute).unwrap_or(u32::MAX);
         let free_at = self.free_at.map_or(now, |free_at| free_at.max(now)) + interval;
         // The burst is the number of starts per minute.
         if let Some(until) = free_at.checked_sub(MINUTE).filter(|&until| until > now) {
-            return Admission::WaitUntil(until);
+            return Admission::WaitUntil(until, Bound::Rate);
         }
         self.free_at = Some(free_at);
-        victim.map_or(Admission::Start, Admission::InPlaceOf)
+        admitted
     }
 
     /// Records the outcome of a start. A failed start delays the next one.
@@ -161,8 +199,15 @@ mod tests {
     use super::*;
     use crate::clock;
 
-    const BOUNDS: Bounds =
-        Bounds { servers: 3, servers_per_caller: 2, starts_per_minute: 4, bounds_addresses: true, may_replace: true };
+    const BOUNDS: Bounds = Bounds {
+        servers: 3,
+        servers_per_caller: 2,
+        starts_per_minute: Some(4),
+        starts_at_once: 4,
+        first_alone: Duration::from_secs(10),
+        bounds_addresses: true,
+        may_replace: true,
+    };
 
     fn caller(n: u8) -> QuotaKey {
         QuotaKey::Known([n; 16])
@@ -227,13 +272,23 @@ mod tests {
             assert_eq!(admit(now + Duration::from_secs(second)), Admission::Start);
         }
         let at = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(admit(at(5)), Admission::WaitUntil(at(15)));
+        assert_eq!(admit(at(5)), Admission::WaitUntil(at(15), Bound::Rate));
         assert_eq!(admit(at(15)), Admission::Start);
-        assert_eq!(admit(at(15)), Admission::WaitUntil(at(30)));
+        assert_eq!(admit(at(15)), Admission::WaitUntil(at(30), Bound::Rate));
         for _ in 0..4 {
             assert_eq!(admit(at(90)), Admission::Start);
         }
-        assert_eq!(admit(at(90)), Admission::WaitUntil(at(105)));
+        assert_eq!(admit(at(90)), Admission::WaitUntil(at(105), Bound::Rate));
+    }
+
+    #[test]
+    fn starts_without_a_rate_begin_at_once() {
+        let now = clock::now();
+        let bounds = Bounds { starts_per_minute: None, ..BOUNDS };
+        let mut rate = StartRate::default();
+        for _ in 0..100 {
+            assert_eq!(rate.admit(&bounds, &[], Some(&caller(1)), now), Admission::Start);
+        }
     }
 
     #[test]
@@ -245,7 +300,11 @@ mod tests {
             rate.record_outcome(true, now);
             rate.record_outcome(true, now);
             let until = now + Duration::from_secs(seconds);
-            assert_eq!(rate.admit(&BOUNDS, &[], None, now), Admission::WaitUntil(until), "once for two at once");
+            assert_eq!(
+                rate.admit(&BOUNDS, &[], None, now),
+                Admission::WaitUntil(until, Bound::Backoff),
+                "once for two at once"
+            );
             assert!(rate.is_failing(until) && !rate.is_failing(until + MINUTE));
             now = until;
         }

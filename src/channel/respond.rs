@@ -5,7 +5,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 
 use super::body::{Body, Events, Response};
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{Details, ErrorCode, Failure, Subject};
 use crate::protocol::jsonrpc::RequestId;
 
 /// Returns a response without a body.
@@ -16,7 +16,7 @@ pub fn empty(status: StatusCode) -> Response {
 }
 
 /// Returns a JSON response.
-pub(super) fn json(code: StatusCode, body: impl Into<Bytes>) -> Response {
+pub fn json(code: StatusCode, body: impl Into<Bytes>) -> Response {
     let mut response = http::Response::new(Body::whole(body));
     *response.status_mut() = code;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -38,10 +38,15 @@ pub(super) fn refusal(code: ErrorCode, ids: &[RequestId]) -> Response {
 /// Returns the refusal of requests that no server has received, with `detail` after the error's
 /// constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) -> Response {
+    refusal_with(code, Details::of_text(detail), ids)
+}
+
+/// Returns the refusal of requests that no server has received, with these details of the error.
+pub(super) fn refusal_with(code: ErrorCode, details: Details<'_>, ids: &[RequestId]) -> Response {
     let failure = Failure::before_run(code);
-    let body = match (detail, ids) {
-        ("", ids) => failure.to_body(ids, ids.len() > 1),
-        (detail, ids) => failure.to_message_about(ids.first(), detail),
+    let body = match ids {
+        [] | [_] => failure.to_message_with(ids.first(), Subject::Request, details),
+        ids => failure.to_body(ids, true, Subject::Request),
     };
     let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::BAD_GATEWAY);
     let mut response = json(status, body);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tokio::sync::SetOnce;
 use tokio::task::JoinHandle;
 use tracing::info;
@@ -12,10 +13,10 @@ use tracing::info;
 use super::caller::Caller;
 use super::connection::{Connection, End, Users};
 use super::limits::Limits;
-use super::link::{Link, Program, ProgramEnd};
+use super::link::{Link, Program, ProgramEnd, ShownStderr};
 use super::metrics::EndReason;
 use crate::clock;
-use crate::protocol::jsonrpc::{RequestId, response};
+use crate::protocol::error::{Details, Failure};
 
 /// Time to read the remaining output of a program that has ended. Also the time for a program to
 /// end after its output.
@@ -66,6 +67,11 @@ impl Server {
     pub(super) fn end(&self, reason: EndReason) {
         let _ = self.reason.set(reason);
         self.connection.end(End::Closed);
+    }
+
+    /// Returns the stderr of the program so far, as far as it may be shown.
+    pub(super) fn stderr(&self) -> ShownStderr {
+        self.program.stderr()
     }
 
     /// Waits for the end of the program after the end of its channel. Returns `None` if the program
@@ -131,27 +137,23 @@ impl Server {
 
     /// Ends each response that the server still owed with an error.
     fn fail_calls(&self) {
-        for (queue, ids) in self.connection.take_pending() {
+        let failure = Failure::after_send(self.program.lost_code());
+        for (queue, subject, ids) in self.connection.take_pending() {
             if !ids.is_empty() {
-                queue.set_lost(self.program.lost_code());
+                queue.set_lost(failure.code);
             }
             for id in &ids {
-                queue.force(self.lost_message(id).into());
+                let details = Details { text: "", members: self.end_members() };
+                queue.force(failure.to_message_with(Some(id), subject, details).into());
             }
             queue.end();
         }
     }
 
-    fn lost_message(&self, id: &RequestId) -> Vec<u8> {
-        let code = self.program.lost_code();
-        let mut data = serde_json::json!({ "fault": code.side().as_str(), "mayHaveRun": true });
+    /// Returns the end of the program as members of an error.
+    fn end_members(&self) -> Vec<(&'static str, Value)> {
         let end = self.program_end.get().and_then(Option::as_ref);
-        if let Some(code) = end.and_then(|end| end.code) {
-            data["exitCode"] = code.into();
-        }
-        if let Some(signal) = end.and_then(|end| end.signal) {
-            data["signal"] = signal.into();
-        }
-        response::error_with_data(Some(id), code.json_rpc(), code.message(), data)
+        let members = end.into_iter().flat_map(|end| [("exitCode", end.code), ("signal", end.signal)]);
+        members.filter_map(|(name, number)| Some((name, number?.into()))).collect()
     }
 }

@@ -16,11 +16,11 @@ use super::admission::{StartPermit, StartRoute};
 use super::body::{Events, Response};
 use super::caller::Sharers;
 use super::connection::{Begun, Connection, End, Refused, Users};
-use super::link::{OpenError, ProgramEnd};
+use super::link::ProgramEnd;
 use super::metrics::{EndReason, StartOutcome};
 use super::pending_start::{ExistingStart, PendingStart, Reassigned, StartFailure, StartRequest, StartResponse};
 use super::request::{OnBegin, Request, request_id};
-use super::respond::{json, refusal, refusal_about};
+use super::respond::{json, refusal};
 use super::server::Server;
 use super::table::{Channels, Session, State};
 use crate::protocol::error::ErrorCode;
@@ -41,8 +41,7 @@ impl Channels {
                 }
                 response
             }
-            Err(StartFailure { response: Some(response), .. }) => *response,
-            Err(StartFailure { code, detail, .. }) => refusal_about(code, &detail, std::slice::from_ref(id)),
+            Err(failure) => failure.into_response(std::slice::from_ref(id)),
         }
     }
 
@@ -59,7 +58,7 @@ impl Channels {
         let wanted = PendingStart::new(request.caller.cloned(), params, sharers.clone(), pending_request);
         let Ok(route) = until(deadline, self.admit(wanted, request.start_kind)).await else {
             self.limits.metrics.observe_start(StartOutcome::NoRoom);
-            return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
+            return Err(ErrorCode::NoServer.into());
         };
         let no_room = |_: &StartFailure| self.limits.metrics.observe_start(StartOutcome::NoRoom);
         let number = match route.inspect_err(no_room)? {
@@ -96,7 +95,8 @@ impl Channels {
             None => {
                 self.limits.metrics.observe_start(StartOutcome::TimedOut);
                 let slow = self.too_slow(number);
-                warn!(error = slow.code.label(), detail = slow.detail, "a server is too slow to start");
+                let (error, stderr) = (slow.code.label(), slow.stderr.log_text());
+                warn!(error, detail = slow.detail, stderr, "a server is too slow to start");
                 Err(slow)
             }
         }
@@ -137,6 +137,7 @@ impl Channels {
     fn too_slow(&self, number: u64) -> StartFailure {
         let state = sync::lock(&self.state);
         let server = state.pending_starts.get(&number).and_then(|start| start.server.as_ref());
+        let stderr = server.map(|server| server.stderr()).unwrap_or_default();
         let garbage = server.and_then(|server| describe_garbage(&server.connection));
         let seconds = self.settings.start.as_secs();
         let mut detail =
@@ -144,7 +145,7 @@ impl Channels {
         if let Some(garbage) = garbage {
             detail = format!("{detail}; {garbage}");
         }
-        StartFailure::of(ErrorCode::ServerSlow, detail)
+        StartFailure { stderr, ..StartFailure::of(ErrorCode::ServerSlow, detail) }
     }
 
     /// Resolves when no request has wanted the start for the configured time (`keep`).
@@ -217,6 +218,7 @@ impl StartTask {
             Err(_) => StartOutcome::Failed,
         };
         channels.limits.metrics.observe_start(outcome);
+        sync::lock(&channels.state).start_gate.end(number, opened.is_ok());
         if channels.settings.bounds.is_some() {
             sync::lock(&channels.state).start_rate.record_outcome(opened.is_err(), clock::now());
         }
@@ -241,7 +243,8 @@ impl StartTask {
                 end(server.as_ref());
             }
             (Err(failed), server) => {
-                warn!(error = failed.code.label(), detail = failed.detail, "no server was started for a session");
+                let (error, stderr) = (failed.code.label(), failed.stderr.log_text());
+                warn!(error, detail = failed.detail, stderr, "no server was started for a session");
                 if let Some(mut start) = channels.take_start(number) {
                     start.fail(failed);
                 }
@@ -283,24 +286,12 @@ impl Channels {
         opened: &mut Option<Arc<Server>>,
     ) -> Result<InitializeResponse, StartFailure> {
         let failed = |detail: String| StartFailure::of(ErrorCode::ServerFailed, detail);
-        let link = match self.open.open(head.as_ref(), worker).await {
-            Ok(link) => link,
-            Err(OpenError::Failed { code, detail }) => return Err(StartFailure::of(code, detail)),
-            Err(OpenError::Refused(response)) => return Err(StartFailure::by(response)),
-        };
-        let (by_name, by_number) = (self.clone(), self.clone());
+        let link = self.open.open(head.as_ref(), worker).await?;
         let caller = sync::lock(&self.state).pending_starts.get(&number).and_then(|start| start.caller.clone());
-        let server = Server::begin(
-            users,
-            link,
-            caller,
-            self.limits.clone(),
-            move |server| by_name.forget_name(server),
-            move |server| by_number.forget(server),
-        );
+        let server = self.begin_server(users, link, caller);
         *opened = Some(server.clone());
         if !self.register_server(number, &server) {
-            return Err(StartFailure::of(ErrorCode::Draining, String::new()));
+            return Err(ErrorCode::Draining.into());
         }
         // No stream: server requests before the end of `initialize` do not reach the client.
         let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
@@ -325,9 +316,10 @@ impl Channels {
                     Some(End::Lost) => server.program_end().await,
                     Some(End::Closed) | None => None,
                 };
-                let end = end.map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
+                let how = end.map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
                 let garbage = describe_garbage(&server.connection);
-                Err(failed(garbage.map_or(end.clone(), |garbage| format!("{end}; {garbage}"))))
+                let failure = failed(garbage.map_or(how.clone(), |garbage| format!("{how}; {garbage}")));
+                Err(StartFailure { stderr: server.stderr(), ..failure })
             }
         }
     }

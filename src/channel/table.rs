@@ -15,6 +15,7 @@ use super::pool::{Occupant, StartRate};
 use super::server::Server;
 use super::server_era::ServerEra;
 use super::settings::Settings;
+use super::start_gate::StartGate;
 use super::start_queue::StartQueue;
 use crate::protocol::channel::ids::MemberKey;
 use crate::random;
@@ -28,6 +29,8 @@ pub struct Channels {
     pub(super) runtime: Handle,
     pub(super) state: Mutex<State>,
     pub(super) era: ServerEra,
+    /// Held during a discovery of the era.
+    pub(super) discovery: Arc<tokio::sync::Mutex<()>>,
     /// Notified when a server has ended or became idle, and when another start may be next.
     pub(super) room: Notify,
 }
@@ -69,6 +72,7 @@ pub(super) struct State {
     /// Pending starts, by start number.
     pub(super) pending_starts: BTreeMap<u64, PendingStart>,
     pub(super) start_rate: StartRate,
+    pub(super) start_gate: StartGate,
     /// Starts that wait for their turn or for room. `None` for a start that needs no turn any more.
     pub(super) start_queue: StartQueue<Option<PendingStart>>,
     pub(super) next_start: u64,

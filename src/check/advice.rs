@@ -39,6 +39,12 @@ fn find_places(facts: &Facts, config: &Config, found: &mut Findings) {
         let place = if facts.event_stream.is_some() { "event stream" } else { "MCP endpoint" };
         found.add("wrong-path", &[&place]);
     }
+    if let Some(host) = facts.refusal.as_ref().and_then(|refusal| refusal.accepted_host.as_ref()) {
+        found.add("localhost", &[host]);
+    }
+    if let Some(lines) = facts.program.map(|program| program.text_lines).filter(|lines| *lines > 0) {
+        found.add("stdout-text", &[&lines]);
+    }
     found.add_if(matches!(facts.contact, Contact::NotStarted { .. }), "environment");
     for document in facts.oauth.iter().filter(|document| document.names_upstream) {
         found.add("oauth", &[&document.path]);
@@ -178,6 +184,7 @@ fn find_unknown(facts: &Facts, found: &mut Findings) {
         (Contact::Speaks, Some(run)) if run.outcome != ToolOutcome::Result => found.add("no-result", &[]),
         (Contact::Speaks, Some(run)) if !run.numbered => found.add("no-ids", &[]),
         (Contact::Speaks, Some(_)) => found.add_if(facts.resumption.running.is_none(), "no-cut"),
+        (Contact::Refused { .. }, _) if Verdict::of(facts) == Verdict::WantsHost => return,
         (Contact::Refused { scheme, .. }, _) => {
             let refused = if facts.with_headers { "those that were given were refused; " } else { "" };
             let code = match scheme.as_deref() {

@@ -56,7 +56,7 @@ impl Probe<'_> {
         self.options.report_progress("opening an event stream, and asking for revisions");
         let legacy = self.request(requests::initialize(LEGACY[0])).await;
         if let Some(why) = legacy.as_ref().ok().and_then(|response| response.start_failure()) {
-            facts.contact = Contact::NoEventStream { why: printable_lines(why) };
+            facts.contact = Contact::NoEventStream { why: printable_lines(&why) };
             return;
         }
         facts.contact = contact(&legacy);

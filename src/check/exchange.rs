@@ -30,6 +30,9 @@ use crate::upstream::{Body, Forwarded, Server, Upstream};
 const MAX_RESPONSE: usize = 16 * 1024 * 1024;
 /// Redirects followed for one request, as in the proxy.
 const MAX_REDIRECTS: usize = 3;
+/// Bytes of a refusal that are read, and characters that are shown.
+const WORDS_READ: usize = 64 * 1024;
+const WORDS_SHOWN: usize = 200;
 /// A host name that no server has ([RFC 6761 §6.4]).
 ///
 /// [RFC 6761 §6.4]: https://www.rfc-editor.org/rfc/rfc6761#section-6.4
@@ -49,11 +52,14 @@ pub(super) struct Request {
     pub(super) is_anonymous: bool,
     /// True for a `Host` that is not the server's.
     pub(super) has_foreign_host: bool,
+    /// True for `localhost` with the port of the server as `Host`.
+    pub(super) is_for_localhost: bool,
 }
 
 impl Request {
     pub(super) fn new(method: Method, headers: HeaderMap, body: Option<Bytes>) -> Self {
-        Self { method, path: None, headers, body, id: None, is_anonymous: false, has_foreign_host: false }
+        let (id, is_anonymous, has_foreign_host, is_for_localhost) = (None, false, false, false);
+        Self { method, path: None, headers, body, id, is_anonymous, has_foreign_host, is_for_localhost }
     }
 }
 
@@ -105,6 +111,8 @@ pub(super) struct Observation {
     /// JSON-RPC response.
     pub(super) response: Option<Value>,
     pub(super) was_cut: bool,
+    /// Beginning of the body of a refusal with 401, 403 or 421.
+    pub(super) words: String,
 }
 
 impl Observation {
@@ -119,13 +127,18 @@ impl Observation {
     }
 
     /// Returns the message of an error of the proxy itself about a server that it could not start,
-    /// or `None` for any other response.
-    pub(super) fn start_failure(&self) -> Option<&str> {
+    /// with the last lines of its stderr, or `None` for any other response.
+    pub(super) fn start_failure(&self) -> Option<String> {
         let is_own = matches!(
             self.status,
             StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT | StatusCode::SERVICE_UNAVAILABLE
         );
-        self.response.as_ref()?.get("error")?.get("message")?.as_str().filter(|_| is_own)
+        let error = self.response.as_ref().filter(|_| is_own)?.get("error")?;
+        let message = error.get("message")?.as_str()?;
+        Some(match error["data"]["stderr"].as_str() {
+            Some(lines) => format!("{message}; its stderr: {lines}"),
+            None => message.to_owned(),
+        })
     }
 
     /// Returns true if an event came twice, alone or after `before`.
@@ -140,6 +153,8 @@ impl Observation {
 pub(super) struct Client {
     upstream: Upstream,
     foreign: Upstream,
+    /// Server of the configuration, under the name `localhost`.
+    localhost: Upstream,
     peer: Forwarded,
     /// `Host` of the proxy's clients; it reaches the upstream if `upstream.host` says so.
     host: Option<HeaderValue>,
@@ -157,6 +172,7 @@ impl Client {
         channels: Option<&Arc<Channels>>,
     ) -> Result<Self, tls::Error> {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
+        let localhost = config::Upstream { host: HostHeader::Name(localhost_of(config)), ..config.upstream.clone() };
         let mut server = Server::new(config.upstream.clone())?;
         if let Some(channels) = channels {
             server = server.with_channels(channels.clone());
@@ -164,6 +180,7 @@ impl Client {
         Ok(Self {
             upstream: Upstream::plain(server),
             foreign: Upstream::plain(Server::new(foreign)?),
+            localhost: Upstream::plain(Server::new(localhost)?),
             peer: Forwarded::new(config.listen.address.ip(), "http", false),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
             headers,
@@ -195,6 +212,11 @@ impl Client {
                         break;
                     }
                 }
+            }
+            _ if is_refusal(head.status) => {
+                let text = body.beginning().await;
+                observation.response = serde_json::from_slice(&text).ok().filter(Value::is_object);
+                observation.words = excerpt(&text);
             }
             Form::Json => {
                 observation.response = body.document().await.filter(|document| document.is_object());
@@ -254,7 +276,11 @@ impl Client {
     /// Sends a request and waits for the head. Follows redirects that keep the method, within the
     /// origin.
     async fn send(&self, request: Request) -> Result<http::Response<BoxBody>, ExchangeError> {
-        let upstream = if request.has_foreign_host { &self.foreign } else { &self.upstream };
+        let upstream = match request {
+            Request { has_foreign_host: true, .. } => &self.foreign,
+            Request { is_for_localhost: true, .. } => &self.localhost,
+            _ => &self.upstream,
+        };
         let mut target = request.path.clone().unwrap_or_else(|| upstream.server().endpoint_target(None));
         for _ in 0..=MAX_REDIRECTS {
             let response = upstream.forward(self.build(&request, &target)?, &self.peer).await;
@@ -293,6 +319,13 @@ impl Client {
         }
         Ok(built)
     }
+}
+
+/// Returns `localhost` with the port of the server.
+pub(super) fn localhost_of(config: &Config) -> HeaderValue {
+    let port = config.upstream.url.authority().port_u16();
+    let host = port.map_or("localhost".to_owned(), |port| format!("localhost:{port}"));
+    HeaderValue::from_str(&host).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
 /// Reader of a stream of events.
@@ -349,6 +382,16 @@ impl BodyReader {
         }
     }
 
+    /// Returns the body up to [`WORDS_READ`] bytes.
+    async fn beginning(&mut self) -> Vec<u8> {
+        self.remaining = WORDS_READ;
+        let mut beginning = Vec::new();
+        while let Some(piece) = self.next().await {
+            beginning.extend_from_slice(&piece);
+        }
+        beginning
+    }
+
     /// Returns the whole body as JSON, or `None` if it is no JSON or incomplete.
     async fn document(&mut self) -> Option<Value> {
         let mut whole = Vec::new();
@@ -383,6 +426,18 @@ impl Observation {
     }
 }
 
+/// Returns true for a status that may concern credentials or `Host`.
+pub(super) fn is_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST)
+}
+
+/// Returns the first characters of a body on one line.
+fn excerpt(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(WORDS_SHOWN).collect();
+    printable(&words)
+}
+
 fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
     let challenge = headers.get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let scheme = challenge.as_deref().and_then(|challenge| challenge.split([' ', ',']).next());
@@ -400,6 +455,7 @@ fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
         messages: 0,
         response: None,
         was_cut: false,
+        words: String::new(),
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Facts {
     pub upstream: String,
     /// Outcome of the first requests.
     pub contact: Contact,
+    /// Words of a refusal with 401, 403 or 421, or `None` for any other response.
+    pub refusal: Option<RefusalWords>,
     /// The process of a server on stdio, or `None` for a server on HTTP.
     pub program: Option<Program>,
     /// The event stream of a server that was probed on HTTP+SSE, or `None` on another transport.
@@ -148,6 +150,16 @@ pub enum Contact {
     Speaks,
 }
 
+/// Words of a refused request, and the reaction to another `Host`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RefusalWords {
+    /// Beginning of the body, or empty.
+    pub text: String,
+    /// `Host` under which the server accepts the request, or `None` if it was not tried or was
+    /// refused.
+    pub accepted_host: Option<String>,
+}
+
 /// The process of a server on stdio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Program {
@@ -157,6 +169,8 @@ pub struct Program {
     /// Time from the end of its last session to the end of all its processes, or `None` if no
     /// session was opened.
     pub ended_ms: Option<u64>,
+    /// Lines on stdout that were no JSON-RPC messages.
+    pub text_lines: u64,
 }
 
 /// The event stream of a server on HTTP+SSE.

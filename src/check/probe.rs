@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::exchange::{Client, Cut, ExchangeError, Observation, Request};
+use super::exchange::{Client, Cut, ExchangeError, Observation, Request, is_refusal, localhost_of};
 use super::facts::{
-    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, ToolOutcome, ToolRun, Tools,
-    UnknownSession, millis, printable,
+    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, RefusalWords, ResumeOutcome, ToolOutcome, ToolRun,
+    Tools, UnknownSession, millis, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::state::Probe;
@@ -17,6 +17,8 @@ use super::watch::SessionStream;
 use super::{Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
+use crate::protocol::era::era_of;
+use crate::protocol::headers::Era;
 use crate::protocol::routing::WELL_KNOWN;
 use crate::protocol::tasks;
 
@@ -89,6 +91,7 @@ impl Probe<'_> {
             facts.oauth = self.oauth(config, legacy.as_ref().ok()).await;
         }
         facts.contact = contact(&legacy);
+        facts.refusal = self.refusal(config, legacy.as_ref().ok()).await;
 
         let session = legacy.ok().and_then(session_from);
         let modern = self.modern(modern, session.is_none()).await;
@@ -103,6 +106,20 @@ impl Probe<'_> {
         facts.contact = Contact::Speaks;
         self.options.report_progress("asking for tools and what is refused");
         Box::pin(self.examine(session, modern, facts)).await;
+    }
+
+    /// Returns the words of a refusal by status, after an attempt under the name `localhost`: some
+    /// servers serve no other name.
+    async fn refusal(&self, config: &Config, refused: Option<&Observation>) -> Option<RefusalWords> {
+        let refused = refused.filter(|response| is_refusal(response.status))?;
+        let mut words = RefusalWords { text: refused.words.clone(), accepted_host: None };
+        if !config.upstream.url.authority().host().eq_ignore_ascii_case("localhost") {
+            let request = Request { is_for_localhost: true, ..requests::initialize(LEGACY[0]) };
+            let session = self.request(request).await.ok().and_then(session_from);
+            let host = localhost_of(config);
+            words.accepted_host = session.and_then(|_| Some(host.to_str().ok()?.to_owned()));
+        }
+        Some(words)
     }
 
     /// Draws the facts from further requests in the sessions that were opened, and ends them if
@@ -184,7 +201,10 @@ impl Probe<'_> {
         let response = discovered.ok()?;
         let requester = Requester::Modern;
         if response.result().is_some_and(|result| result["supportedVersions"].is_array()) {
-            return Some(Session { requester, response });
+            // A server that lists older revisions alone serves no request without a session.
+            let text = response.response.as_ref().map(Value::to_string);
+            let is_modern = era_of(text.as_deref().map(str::as_bytes)) == Era::Modern;
+            return is_modern.then_some(Session { requester, response });
         }
         if response.response.is_none() || !is_alone {
             return None;

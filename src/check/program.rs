@@ -34,6 +34,7 @@ pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Cha
     let began = clock::now();
     channels.end_all().await;
     if let Some(program) = &mut facts.program {
+        program.text_lines = channels.text_lines();
         program.ended_ms = program.answered_ms.map(|_| millis(clock::now() - began));
     }
     facts
@@ -46,7 +47,7 @@ impl Probe<'_> {
         let legacy = self.request(requests::initialize(LEGACY[0])).await;
         let took = clock::now() - began;
         if let Some(why) = legacy.as_ref().ok().and_then(|response| response.start_failure()) {
-            facts.contact = Contact::NotStarted { why: printable_lines(why) };
+            facts.contact = Contact::NotStarted { why: printable_lines(&why) };
             return;
         }
         facts.contact = contact(&legacy);
@@ -56,7 +57,7 @@ impl Probe<'_> {
         if session.is_none() && modern.is_none() {
             return;
         }
-        facts.program = Some(Program { answered_ms: Some(millis(took)), ended_ms: None });
+        facts.program = Some(Program { answered_ms: Some(millis(took)), ..Program::default() });
         facts.contact = Contact::Speaks;
         self.options.report_progress("asking for tools and older revisions");
         Box::pin(self.examine(session, modern, facts)).await;

@@ -71,6 +71,8 @@ impl fmt::Display for Report {
 /// The facts as rows of label and text.
 fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
     let mut rows = vec![("contact", contact(facts))];
+    let words = facts.refusal.as_ref().map(|refusal| refusal.text.clone()).filter(|text| !text.is_empty());
+    rows.extend(words.map(|text| ("its words", text)));
     rows.extend(facts.program.and_then(|program| program_times(&program)).map(|text| ("process", text)));
     rows.extend(event_stream(facts));
     if let Some(server) = &facts.server {
@@ -83,7 +85,10 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
             "initialize",
             format!("{}, {sessions}; answers with {}", legacy.revisions.join(", "), form(legacy.answers)),
         ));
-        rows.push(("GET stream", standalone(legacy.standalone)));
+        // A program has no say in these.
+        if facts.program.is_none() {
+            rows.push(("GET stream", standalone(legacy.standalone)));
+        }
         // On channels the proxy itself knows the sessions.
         let unknown = unknown_session(&legacy.unknown_session).filter(|_| !facts.has_channels());
         rows.extend(unknown.map(|text| ("dead sessions", text)));
@@ -98,7 +103,7 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
             format!("{}; answers with {}{tasks}", modern.revisions.join(", "), form(modern.answers)),
         ));
     }
-    if facts.contact == Contact::Speaks {
+    if facts.contact == Contact::Speaks && facts.program.is_none() {
         rows.push(("event ids", event_ids(facts).to_owned()));
     }
     rows.extend(resumption(facts));
@@ -173,7 +178,7 @@ fn guards(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
     let rows = [
         ("Host", words(&facts.foreign_host, "not checked", "a foreign one is refused")),
         ("Origin", words(&facts.foreign_origin, "not checked", "a foreign one is refused")),
-        ("credentials", words(&facts.anonymous, "not asked for", "asked for")),
+        ("credentials", words(&facts.anonymous, "not asked for", "asked for").filter(|_| facts.program.is_none())),
     ];
     rows.into_iter().filter_map(|(label, text)| Some((label, text?)))
 }
@@ -441,7 +446,7 @@ mcp-resume in front of it gives
             (Some(21), ", gone 21 ms after the end of its session"),
             (Some(5040), ", ended by a signal: it was still there 5 s after the end of its input"),
         ] {
-            facts.program = Some(Program { answered_ms: Some(800), ended_ms });
+            facts.program = Some(Program { answered_ms: Some(800), ended_ms, text_lines: 0 });
             let text = report(facts.clone()).to_string();
             let expected = format!(
                 "server: cannot resume; will be made resumable contact it speaks MCP on stdio process answered 800 ms after its start \
@@ -450,7 +455,9 @@ mcp-resume in front of it gives
             // Long lines are broken.
             let on_one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(on_one_line.starts_with(&expected), "{expected}{text}");
-            assert!(!text.contains("dead sessions") && !text.contains("--tool"), "{text}");
+            for row in ["dead sessions", "--tool", "\n  GET stream", "\n  event ids", "\n  credentials"] {
+                assert!(!text.contains(row), "{row}: {text}");
+            }
         }
     }
 

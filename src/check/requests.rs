@@ -5,13 +5,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 
 use super::exchange::Request;
+pub(super) use crate::protocol::era::REVISION as MODERN;
 use crate::protocol::headers::{SessionId, names};
 use crate::random;
 
 /// The revisions that begin with `initialize` and have Streamable HTTP, latest first.
 pub(super) const LEGACY: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
-/// The first revision without `initialize`.
-pub(super) const MODERN: &str = "2026-07-28";
 
 const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");

@@ -20,6 +20,8 @@ pub enum Verdict {
     DoesNotAnswer,
     /// 401 or 403 to every request; nothing else is known.
     WantsCredentials,
+    /// The server refuses the name in the URL, and accepts `localhost`.
+    WantsHost,
     /// HTTP+SSE of 2024-11-05 alone.
     HttpSseOnly,
     /// No HTTP+SSE where the user expects it.
@@ -56,6 +58,11 @@ impl Verdict {
                 Verdict::HttpSseOnly
             }
             Contact::Silent => Verdict::DoesNotAnswer,
+            Contact::Refused { .. } | Contact::Declined { .. } | Contact::NotMcp { .. }
+                if facts.refusal.as_ref().is_some_and(|refusal| refusal.accepted_host.is_some()) =>
+            {
+                Verdict::WantsHost
+            }
             Contact::Refused { .. } => Verdict::WantsCredentials,
             Contact::Declined { .. } => Verdict::Declines,
             Contact::Broke | Contact::NotMcp { .. } => Verdict::NoMcp,
@@ -95,6 +102,7 @@ impl Verdict {
             Verdict::NoTls => "cannot be reached in TLS",
             Verdict::OtherScheme => "does not speak the scheme of this URL",
             Verdict::DoesNotAnswer => "does not answer",
+            Verdict::WantsHost => "refuses the name in the URL; nothing more could be found out",
             Verdict::WantsCredentials => "wants credentials; nothing more could be found out",
             Verdict::HttpSseOnly => "does not speak Streamable HTTP, only HTTP+SSE of 2024-11-05",
             Verdict::NoHttpSse => "does not speak HTTP+SSE",

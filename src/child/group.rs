@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use crate::clock;
+use mcp_resume_base::clock;
 
 /// Time between SIGTERM and SIGKILL.
 pub(super) const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::group::Group;
 use super::guard_process::{self, change};
 use super::reaper::{OwnProcess, OwnProcesses};
-use crate::clock;
+use mcp_resume_base::clock;
 
 /// Wait before a guard that has ended is started again.
 const RESTART_AFTER: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-use crate::descriptors;
+use mcp_resume_base::descriptors;
 
 /// Hidden subcommand that runs the launcher.
 pub(super) const SUBCOMMAND: &str = "__launch";

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::sync;
+use mcp_resume_base::sync;
 
 /// Processes that the proxy has started itself. Clones share the set.
 #[derive(Clone, Debug, Default)]
@@ -57,12 +57,12 @@ mod linux {
     use tokio::signal::unix::{Signal, SignalKind, signal};
     use tracing::{debug, warn};
 
-    use crate::child::reaper::OwnProcesses;
-    use crate::sync;
+    use crate::reaper::OwnProcesses;
+    use mcp_resume_base::sync;
 
     impl OwnProcesses {
         /// Starts a task on the caller's runtime that collects processes of others.
-        pub(in crate::child) fn collect_others(&self) {
+        pub(crate) fn collect_others(&self) {
             let begun = set_child_subreaper(Some(getpid())).map_err(io::Error::from);
             match begun.and_then(|()| signal(SignalKind::child())) {
                 Ok(ended) => drop(tokio::spawn(self.clone().collect(ended))),

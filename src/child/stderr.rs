@@ -12,11 +12,14 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::AbortHandle;
 use tracing::{Level, debug, enabled};
 
-use crate::{clock, sync};
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
 
 /// Limit of a line, in bytes. The rest of a longer line is dropped.
 const LINE: usize = 2048;
-/// Lines kept for the message of a child that has ended.
+/// First lines kept.
+const FIRST: usize = 3;
+/// Last lines kept.
 const LAST_LINES: usize = 8;
 /// Bytes taken from the pipe at once.
 const CHUNK: usize = 8192;
@@ -27,11 +30,31 @@ const POLL: Duration = Duration::from_millis(5);
 const LOGGED: usize = 100;
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// The last lines of a child's stderr. Clones share them.
+/// The first and the last lines of a child's stderr. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Stderr {
-    lines: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    lines: Arc<Mutex<Lines>>,
     reading: Arc<OnceLock<AbortHandle>>,
+}
+
+#[derive(Default)]
+struct Lines {
+    first: Vec<Vec<u8>>,
+    /// Lines behind the first.
+    last: VecDeque<Vec<u8>>,
+}
+
+impl Lines {
+    fn push(&mut self, text: &[u8]) {
+        if self.first.len() < FIRST {
+            return self.first.push(text.to_vec());
+        }
+        let oldest = if self.last.len() == LAST_LINES { self.last.pop_front() } else { None };
+        let mut kept = oldest.unwrap_or_default();
+        kept.clear();
+        kept.extend_from_slice(text);
+        self.last.push_back(kept);
+    }
 }
 
 impl Stderr {
@@ -60,10 +83,19 @@ impl Stderr {
         }
     }
 
-    /// Returns the last lines, the newest last.
-    pub(super) fn last_lines(&self) -> String {
+    /// Returns the first lines, and the last `count` of the others.
+    pub(super) fn ends(&self, count: usize) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let lines = sync::lock(&self.lines);
-        lines.iter().map(|line| String::from_utf8_lossy(line)).collect::<Vec<_>>().join("\n")
+        let skipped = lines.last.len().saturating_sub(count);
+        (lines.first.clone(), lines.last.iter().skip(skipped).cloned().collect())
+    }
+
+    /// Returns the stderr of a child that has written these lines.
+    #[cfg(test)]
+    pub(super) fn of_lines(lines: &[&str]) -> Self {
+        let stderr = Self::default();
+        lines.iter().for_each(|line| sync::lock(&stderr.lines).push(line.as_bytes()));
+        stderr
     }
 
     async fn run(self, mut pipe: impl AsyncRead + Unpin, mut log: LineLog) {
@@ -89,10 +121,7 @@ impl Stderr {
             if part.ends_with(b"\n") {
                 let text = line.trim_ascii_end();
                 log.add(text);
-                let mut kept = if lines.len() == LAST_LINES { lines.pop_front() } else { None }.unwrap_or_default();
-                kept.clear();
-                kept.extend_from_slice(text);
-                lines.push_back(kept);
+                lines.push(text);
                 line.clear();
             }
         }
@@ -145,18 +174,19 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_kept_in_part() {
+    fn the_first_and_the_last_lines_are_kept_in_part() {
         let (stderr, mut line, mut log) = (Stderr::default(), Vec::new(), log());
         stderr.take(b"first\nbegun ", &mut line, &mut log);
         stderr.take(&[b'x'; 2 * LINE], &mut line, &mut log);
         stderr.take(b"\r\n\xff", &mut line, &mut log);
         stderr.take(b"\n", &mut line, &mut log);
         let begun = format!("begun {}", "x".repeat(LINE - 6));
-        assert_eq!(stderr.last_lines(), format!("first\n{begun}\n\u{fffd}"));
+        assert_eq!(stderr.ends(3), (vec![b"first".to_vec(), begun.into_bytes(), b"\xff".to_vec()], vec![]));
         for n in 0..20 {
             stderr.take(format!("{n}\n").as_bytes(), &mut line, &mut log);
         }
-        assert_eq!(stderr.last_lines(), "12\n13\n14\n15\n16\n17\n18\n19");
+        assert_eq!(stderr.ends(3).1, [b"17", b"18", b"19"]);
+        assert_eq!(stderr.ends(100).1.len(), LAST_LINES);
     }
 
     #[tokio::test]

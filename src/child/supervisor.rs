@@ -13,7 +13,7 @@ use super::group::{Group, TERMINATE_TIMEOUT};
 use super::guard::Guarded;
 use super::reaper::OwnProcess;
 use super::stderr::Stderr;
-use crate::clock;
+use mcp_resume_base::clock;
 
 /// Time for a child to end after its stdin was closed. Servers complete their calls in that time.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,14 +27,12 @@ pub struct Ending(watch::Sender<bool>);
 pub struct Exit(watch::Receiver<Option<Outcome>>);
 
 /// State of a child that has ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Exit code, or `None` after a signal.
     pub code: Option<i32>,
     /// Number of the signal that ended the process.
     pub signal: Option<i32>,
-    /// Last lines of stderr, eight at most.
-    pub last_lines: String,
 }
 
 impl Ending {
@@ -50,12 +48,12 @@ impl Exit {
     /// longer.
     pub async fn wait(&mut self) -> Outcome {
         let ended = self.0.wait_for(Option::is_some).await;
-        ended.ok().and_then(|outcome| outcome.clone()).unwrap_or_default()
+        ended.ok().and_then(|outcome| *outcome).unwrap_or_default()
     }
 
     /// Returns the outcome of a process that has ended.
     pub fn outcome(&self) -> Option<Outcome> {
-        self.0.borrow().clone()
+        *self.0.borrow()
     }
 
     /// Resolves when no process of the child's group is left.
@@ -98,7 +96,7 @@ async fn run(
     let status = status.unwrap_or_default();
     debug!(pid = group.id(), %status, "a child has ended");
     stderr.last_words().await;
-    exited.send_replace(Some(outcome(status, &stderr)));
+    exited.send_replace(Some(Outcome { code: status.code(), signal: status.signal() }));
     drop(own);
     // All other processes of the group end as well.
     match deadline {
@@ -122,8 +120,4 @@ async fn end(process: &mut Child, group: Group) -> (io::Result<ExitStatus>, Opti
     }
     group.kill();
     (process.wait().await, Some(deadline))
-}
-
-fn outcome(status: ExitStatus, stderr: &Stderr) -> Outcome {
-    Outcome { code: status.code(), signal: status.signal(), last_lines: stderr.last_lines() }
 }

@@ -1,10 +1,10 @@
 //! This replica's lease, and the expired leases of others.
 //!
 //! The lease shows the other replicas that this one lives. An expired lease does not prove that a
-//! replica is dead: it may be alive and cut off from the store. So a stream of it ends when a
-//! client requests it from another replica, and all its streams end after [`CUT_OFF`]. Invariant:
-//! no stream of another replica is ended before the store was reachable for one whole lease, so
-//! that an outage of the store expires no replica.
+//! replica is dead: it may be alive and cut off from the store. So its stream ends when a client
+//! requests it from another replica, and all its streams end after [`CUT_OFF`]. Invariant: no
+//! stream of another replica is ended before the store was reachable for one whole lease. So an
+//! outage of the store expires no replica.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,9 +19,9 @@ use crate::event_log::{EventLog, StoreLoss};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::store::{Coordination, Error, Renewal};
 
-/// Time after the expiry of a lease, while its replica counts as cut off and not as gone: it keeps
-/// the streams that no client requests elsewhere, and may have streams that the store does not
-/// know.
+/// Time after the expiry of a lease while its replica counts as cut off and not as gone. The
+/// replica keeps the streams that no client requests elsewhere. It may have streams that the store
+/// does not know.
 const CUT_OFF: Duration = Duration::from_secs(600);
 /// Further time of the record of the expiry after [`CUT_OFF`], in leases: a replica that starts
 /// meanwhile continues the count from the record.
@@ -95,22 +95,22 @@ impl<'a> LeaseKeeper<'a> {
                     if renewal != Renewal::HeldByAnother {
                         // The lease counts from before the request: the response of the store may
                         // have been late.
-                        self.log.note_lease_renewed(began + self.lease);
+                        self.log.leases().own().note(began + self.lease);
                         if renewal == Renewal::Acquired {
-                            self.log.renew_registrations();
+                            self.log.sessions().note_renewal_due();
                         }
                     }
                     let has_seen_a_lease =
                         now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother;
-                    self.log.note_leases_known(has_seen_a_lease);
+                    self.log.leases().note_known(has_seen_a_lease);
                     if has_seen_a_lease {
                         self.sweep().await;
                     }
                     now + self.lease / 3
                 }
                 Err(error) => {
-                    self.log.note_renewal_failed();
-                    self.log.note_leases_known(false);
+                    self.log.leases().own().note_renewal_failed();
+                    self.log.leases().note_known(false);
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }
@@ -135,30 +135,30 @@ impl<'a> LeaseKeeper<'a> {
         if renewal == Renewal::Extended {
             return;
         }
-        self.log.note_lease_acquired();
+        self.log.leases().own().note_acquired();
         // The lease had expired or is another's: other replicas may have ended streams of this one.
-        if let Err(error) = self.log.drop_taken_over().await {
+        if let Err(error) = self.log.adoption().drop_taken_over().await {
             warn!(%error, "the store could not be asked which streams other replicas have adopted");
         }
     }
 
     /// Begins a resync if the store returned without some or all of its contents.
     fn handle_losses(&self, losses: u64) -> StoreLoss {
-        let loss = self.log.note_generation(self.coordination.epoch(), losses, self.lease);
+        let loss = self.log.resync().note_generation(self.coordination.epoch(), losses, self.lease);
         match loss {
             StoreLoss::Nothing => {}
-            StoreLoss::Partial => self.log.verify_and_rewrite(),
+            StoreLoss::Partial => self.log.resync().verify_and_rewrite(),
             StoreLoss::Total => {
                 warn!("the store has lost its contents: this replica rewrites its data");
-                self.log.rewrite_all();
+                self.log.resync().rewrite_all();
             }
         }
         loss
     }
 
     /// Updates the live replicas. If the store may have lost their leases, grants each a grace
-    /// period of one lease first: otherwise a replica that died just then would never expire, and
-    /// the streams that it began since would never end.
+    /// period of one lease first. Otherwise a replica that died just then would never expire, and
+    /// its newest streams would never end.
     async fn update_live_replicas(&mut self) -> Result<(), Error> {
         if self.others.may_be_lost {
             let seen: Vec<_> = self.others.seen.keys().copied().collect();
@@ -184,18 +184,18 @@ impl<'a> LeaseKeeper<'a> {
     async fn try_sweep(&mut self) -> Result<(), Error> {
         let mut expired = self.coordination.expired_leases().wait().await?;
         // The contents are a while old: no replica has renewed its lease in them.
-        if self.log.is_store_recovering() {
+        if self.log.resync().is_store_recovering() {
             return Ok(());
         }
         expired.retain(|owner| *owner != self.coordination.owner());
         // Before any write: clients wait for the ends of streams, and a full store may refuse a
         // record.
-        self.log.set_expired_owners(expired.iter().copied().collect());
+        self.log.leases().set_expired(expired.iter().copied().collect());
         let mut results = vec![self.forget_returned(&expired).await];
         for owner in expired {
             results.push(self.count_expired(owner).await);
         }
-        results.push(adopt_all(self.log, self.log.requested_of_expired_owners()).await);
+        results.push(adopt_all(self.log, self.log.adoption().requested_of_expired_owners()).await);
         let is_gone = |expiry: &Expiry| expiry.age() >= CUT_OFF;
         let gone: Vec<_> = self.expired.iter().filter(|(_, expiry)| is_gone(expiry)).map(|(owner, _)| *owner).collect();
         for owner in gone {
@@ -253,7 +253,7 @@ impl<'a> LeaseKeeper<'a> {
 async fn adopt_all(log: &Arc<EventLog>, streams: Vec<StreamId>) -> Result<(), Error> {
     let mut result = Ok(());
     for stream in streams {
-        result = result.and(log.adopt(stream).await);
+        result = result.and(log.adoption().adopt(stream).await);
     }
     result
 }

@@ -68,11 +68,11 @@ impl Replicas {
                 return Err(BeginError::Taken(lease));
             }
         }
-        let left = log.recover().await?;
+        let left = log.adoption().recover().await?;
         if left > 0 {
             info!(streams = left, "ended the streams that this replica left open before");
         }
-        log.note_generation(coordination.epoch(), *coordination.possible_losses().borrow(), lease);
+        log.resync().note_generation(coordination.epoch(), *coordination.possible_losses().borrow(), lease);
         let requests = Requests::new(coordination.clone(), log.clone());
         Ok(Arc::new(Self { coordination, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
     }
@@ -106,7 +106,7 @@ impl Replicas {
 
     /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
-        self.log.leave_claims();
+        self.log.claims().leave_all();
         if let Err(error) = self.coordination.release().wait().await {
             warn!(%error, "the lease could not be released: it expires by itself");
         }
@@ -136,8 +136,8 @@ impl Replicas {
         F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
         match Message::decode(message) {
-            Some(Message::Reader(reader)) => self.displace(self.log.note_reader(&reader)).await,
-            Some(Message::Displaced { stream, attach }) => self.log.displace(stream, attach),
+            Some(Message::Reader(reader)) => self.displace(self.log.remote_readers().note_report(&reader)).await,
+            Some(Message::Displaced { stream, attach }) => self.log.remote_readers().displace(stream, attach),
             Some(Message::Request { from, number, request }) => {
                 let (coordination, taken) = (self.coordination.clone(), take(request));
                 // Spawned: the upstream may take its time, and other messages do not wait for it.
@@ -152,7 +152,7 @@ impl Replicas {
                 // Spawned: the reply may wait for a first event of the upstream.
                 tokio::spawn(async move {
                     let known = match body {
-                        Some(body) => log.lookup_retry(&call, run, &body).await,
+                        Some(body) => log.claims().lookup_retry(&call, run, &body).await,
                         None => RepeatedCall::Nothing,
                     };
                     rpc::reply(&*coordination, from, Message::Known { number, known }).await;
@@ -160,7 +160,7 @@ impl Replicas {
             }
             Some(Message::Known { number, known }) => self.requests.take_known(number, known),
             Some(Message::Where { from, number, stream }) => {
-                let upto = self.log.written_upto(stream);
+                let upto = self.log.restoration().written_upto(stream);
                 rpc::reply(&*self.coordination, from, Message::There { number, upto }).await;
             }
             Some(Message::There { number, upto }) => self.requests.take_position(number, upto),
@@ -172,10 +172,10 @@ impl Replicas {
         loop {
             tokio::select! {
                 biased;
-                () = self.log.wait_for_displaced_readers() => {}
+                () = self.log.remote_readers().wait_for_displaced() => {}
                 () = clock::sleep(DISPLACED_INTERVAL) => {}
             }
-            self.displace(self.log.displaced_readers()).await;
+            self.displace(self.log.remote_readers().take_displaced()).await;
         }
     }
 

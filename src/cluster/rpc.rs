@@ -114,7 +114,7 @@ impl Requests {
     /// # Errors
     /// As for [`Self::others`].
     pub async fn members(&self, session: &SessionId) -> Result<Vec<Owner>, Error> {
-        let mut members = self.log.session_members(session).await?;
+        let mut members = self.log.stored_sessions().members(session).await?;
         members.retain(|owner| *owner != self.coordination.owner());
         if members.is_empty() { self.unless_recovering(members) } else { Ok(members) }
     }
@@ -158,23 +158,23 @@ impl Requests {
     /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves
     /// nothing then.
     fn unless_recovering<T>(&self, nothing: T) -> Result<T, Error> {
-        if self.log.is_store_recovering() {
+        if self.log.resync().is_store_recovering() {
             return Err(Error::Unavailable("it has lost its contents, and is being rewritten".to_owned()));
         }
         Ok(nothing)
     }
 
     /// Returns the last position of `stream` at `owner`, which may be ahead of the store. Waits for
-    /// the reply without a timeout. Returns `None` if the stream is not there, or the replica is
+    /// the reply without a timeout. Returns `None` if the replica does not have the stream, or is
     /// gone.
     ///
     /// # Errors
-    /// If the replica could not be asked.
+    /// If the request could not be sent to the replica.
     pub async fn position_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
         if !self.lives(owner).await? {
-            // After an outage of the store longer than a lease, an expired lease proves nothing.
-            // And a replica that is cut off from the store may live, with streams that it has begun
-            // since.
+            // After an outage of the store longer than a lease, an expired lease proves nothing. A
+            // replica without access to the store may also live, and may have begun further
+            // streams.
             let may_return = self.coordination.expired_leases().wait().await?.contains(&owner)
                 || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
             if may_return {
@@ -216,8 +216,7 @@ impl Requests {
         Ok(replied.await.ok())
     }
 
-    /// Returns the state of `owner`, which does not live, or does not know a call that it has
-    /// claimed.
+    /// Returns the state of an `owner` that does not live, or does not know its claimed call.
     ///
     /// # Errors
     /// If the store fails.
@@ -226,8 +225,8 @@ impl Requests {
             return Ok(Absence::Gone);
         }
         // A full store may refuse the record of the expiry, which this replica has noted too.
-        let is_noted =
-            self.log.has_noted_expiry(owner) || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
+        let is_noted = self.log.leases().has_noted_expiry(owner)
+            || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
         Ok(if is_noted { Absence::CutOff } else { Absence::Expired })
     }
 

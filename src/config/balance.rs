@@ -1,4 +1,4 @@
-//! Configuration of `balance`: a section of its own, beside those that `serve` has as well.
+//! Configuration of `balance`: a section of its own, beside sections that `serve` has as well.
 
 use std::path::PathBuf;
 use std::time::Duration;

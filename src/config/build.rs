@@ -5,6 +5,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
+use http::header::{AUTHORIZATION, COOKIE};
+
 use super::balance::{Balance, Balancing, balance};
 use super::bridge::bridge;
 use super::command::{Command, Variable};
@@ -21,12 +24,14 @@ use super::value::{
 use super::{
     Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
     LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
-    Sessions, SseServer, Store, TaskSupport, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    SessionCookies, Sessions, SseServer, Store, TaskSupport, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
-use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
-use crate::protocol::classify;
-use crate::protocol::client_address::{Network, Trust};
-use crate::protocol::dialect::{Declared, resume_tokens};
+use mcp_resume_protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
+use mcp_resume_protocol::classify;
+use mcp_resume_protocol::client_address::{Network, Trust};
+use mcp_resume_protocol::client_names::{ClientName, ClientNames};
+use mcp_resume_protocol::dialect::{Declared, resume_tokens};
+use mcp_resume_protocol::headers::names;
 
 const MIB: usize = 1024 * 1024;
 /// hyper panics if it must read heads into less.
@@ -82,7 +87,7 @@ pub(super) fn config(reader: &mut Reader) -> Config {
 }
 
 fn sections(reader: &mut Reader) -> Sections {
-    let (upstream, has_upstream) = upstream(reader);
+    let (mut upstream, has_upstream) = upstream(reader);
     let hosts = allowed_hosts(&mut reader.section("listen"));
     let listen = listen(reader, hosts.clone());
     let admin = admin(reader, hosts);
@@ -104,6 +109,7 @@ fn sections(reader: &mut Reader) -> Sections {
     });
     let tools = tools.collect();
     let auth = Auth { principal: reader.section("auth").text("principal", principal).unwrap_or(PrincipalSource::Auto) };
+    upstream.session_cookies.credentials = credential_headers(&auth.principal);
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
@@ -137,6 +143,16 @@ fn sections(reader: &mut Reader) -> Sections {
     Sections { config, balance, has_upstream }
 }
 
+/// Returns the headers that distinguish callers.
+fn credential_headers(principal: &PrincipalSource) -> Vec<HeaderName> {
+    let own = match principal {
+        PrincipalSource::Auto | PrincipalSource::None => None,
+        PrincipalSource::Header(name) => Some(name.clone()),
+        PrincipalSource::Cookie(_) => Some(COOKIE),
+    };
+    [AUTHORIZATION, names::X_API_KEY].into_iter().chain(own).collect()
+}
+
 /// Reads the upstream. Returns true beside it if it is usable, else it is a replacement.
 fn upstream(reader: &mut Reader) -> (Upstream, bool) {
     let mut s = reader.section("upstream");
@@ -168,6 +184,10 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         header_timeout: s.secs("header_timeout_secs", 0..=YEAR).and_then(none_if_zero),
         pool_idle: s.secs("pool_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(4)),
         resume: s.boolean("resume").unwrap_or(false),
+        session_cookies: SessionCookies {
+            names: s.list("session_cookies", 0).unwrap_or_default(),
+            credentials: vec![],
+        },
         answer_pings: s.one_of("answer_pings", &PINGS).unwrap_or(AnswerPings::Absent),
         keepalive: none_if_zero(s.secs("keepalive_secs", 0..=YEAR).unwrap_or(Duration::from_secs(120))),
         recognisable: if command.is_none() && sse_url.is_none() { Some(on_sse(url.clone())) } else { None },
@@ -212,7 +232,7 @@ fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared:
         shared,
         max_children: s.count("max_children", 1).unwrap_or(64),
         max_children_per_principal: s.count("max_children_per_principal", 1).unwrap_or(8),
-        starts_per_minute: s.count("starts_per_minute", 1).unwrap_or(30),
+        starts_per_minute: s.count("starts_per_minute", 1),
         start,
         stderr_to_client: s.boolean("stderr_to_client").unwrap_or(false),
         own_binary: None,
@@ -275,6 +295,7 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
     let address = s.text("address", socket_address).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080)));
     let origins = s.list("allowed_origins", 0);
     let proxies = s.list::<Network>("trusted_proxies", 0).unwrap_or_default();
+    let idle = s.secs("idle_secs", 1..=YEAR).unwrap_or(Duration::from_secs(75));
     let is_loopback = address.ip().is_loopback();
     Listen {
         address,
@@ -292,6 +313,7 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
             None => AllowedOrigins::OwnHost,
         },
         trusted_proxies: Trust::new(proxies.into_iter().map(Into::into)),
+        idle,
     }
 }
 
@@ -326,29 +348,23 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
         poll_retry: s.millis("poll_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
         drain_retry: s.millis("drain_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
         progress: progress_beats(s),
+        by_get: client_names(s, "by_get", &["Visual Studio Code*", "code-server", "ai-sdk-mcp-client"]),
+        graceful_for: client_names(s, "graceful_for", &[]),
+        adopt_for: client_names(s, "adopt_for", &[]),
     }
 }
 
 fn progress_beats(s: &mut Section<'_>) -> Option<ProgressBeats> {
     let after = s.secs("progress_after_secs", 0..=YEAR).unwrap_or(Duration::from_secs(20));
     let max = s.secs("progress_max_secs", 1..=YEAR).unwrap_or(Duration::from_secs(3600));
-    let except: Option<Vec<ClientName>> = s.list("progress_except", 0);
-    let except = except.map_or_else(
-        || Arc::from(["inspector-client".to_owned()]),
-        |names| names.into_iter().map(|ClientName(name)| name).collect(),
-    );
+    let except = client_names(s, "progress_except", &["inspector-client"]);
     none_if_zero(after).map(|after| ProgressBeats { after, max, except })
 }
 
-/// Name of a client as it names itself.
-struct ClientName(String);
-
-impl FromStr for ClientName {
-    type Err = &'static str;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        if name.trim().is_empty() { Err("names no client") } else { Ok(Self(name.to_owned())) }
-    }
+/// Reads a list of clients.
+fn client_names(s: &mut Section<'_>, key: &'static str, default: &[&str]) -> ClientNames {
+    let names: Option<Vec<ClientName>> = s.list(key, 0);
+    names.map_or_else(|| ClientNames::of(default), ClientNames::from_iter)
 }
 
 fn dialects(s: &mut Section<'_>, resume_tokens: Option<ResumeTokens>) -> Dialects {
@@ -416,7 +432,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
     Limits {
         body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
         header_bytes: s.count("header_bytes", HEADER_BYTES_MIN).unwrap_or(64 * 1024),
-        connections: s.count("connections", 1).unwrap_or(20_480),
+        connections: s.count("connections", 1).unwrap_or(Limits::DEFAULT_CONNECTIONS),
         streams_per_principal: s.count("streams_per_principal", 1).unwrap_or(16_384),
         detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
         resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),
@@ -507,5 +523,6 @@ fn log(s: &mut Section<'_>) -> Log {
     Log {
         format: s.one_of("format", &formats).unwrap_or(LogFormat::Text),
         level: s.text("level", log_level).unwrap_or_else(|| "info".to_owned()),
+        stderr_on_failure: s.boolean("stderr_on_failure").unwrap_or(true),
     }
 }

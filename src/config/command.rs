@@ -23,8 +23,8 @@ pub struct Command {
     pub max_children: usize,
     /// Most processes of one caller at once.
     pub max_children_per_principal: usize,
-    /// Most starts in any minute.
-    pub starts_per_minute: usize,
+    /// Most starts in any minute, or `None` for the default of the listener.
+    pub starts_per_minute: Option<usize>,
     /// Longest time from `initialize` to its response.
     pub start: Duration,
     /// True if clients see the last lines of stderr in errors.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::protocol::ids::Keyring;
+use mcp_resume_protocol::ids::Keyring;
 
 type Key = [u8; 32];
 

@@ -1,7 +1,7 @@
 //! Takes values out of a [`RawConfig`], one key at a time.
 //!
-//! The keys are those that are read here, and what remains is unknown: no list of keys can differ
-//! from the code.
+//! The known keys are the keys that are read here. A key that remains is unknown. So no list of
+//! keys can differ from the code.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

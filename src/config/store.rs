@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-pub use crate::store::disk::Fsync;
+pub use mcp_resume_store::disk::Fsync;
 
 use super::KeyPair;
 

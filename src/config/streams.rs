@@ -60,7 +60,7 @@ struct EventLimits {
 }
 
 /// Returns the limits where a key is not set. A message on a channel may be larger than an event
-/// over HTTP, which programs on stdio rely on; the defaults stay within the limits that are set.
+/// over HTTP: programs on stdio rely on it. The defaults stay within the limits that are set.
 fn event_limits(event: Option<usize>, stream: Option<usize>, principal: usize, is_channel: bool) -> EventLimits {
     if !is_channel {
         return EventLimits { max_event_bytes: event.unwrap_or(16 * MIB), max_bytes: stream.unwrap_or(32 * MIB) };

@@ -262,16 +262,37 @@ fn progress_of_the_proxy_is_off_at_zero_and_its_clients_are_named() {
     let secs = Duration::from_secs;
     let default = progress("").unwrap();
     assert_eq!(
-        (default.after, default.max, &*default.except),
-        (secs(20), secs(3600), &["inspector-client".to_owned()][..])
+        (default.after, default.max, default.except),
+        (secs(20), secs(3600), ClientNames::of(&["inspector-client"]))
     );
     assert_eq!(progress("progress_after_secs = 0"), None);
-    let other = progress("progress_after_secs = 5\nprogress_max_secs = 60\nprogress_except = ['a b', 'c']").unwrap();
-    assert_eq!((other.after, other.max, &*other.except), (secs(5), secs(60), &["a b".to_owned(), "c".to_owned()][..]));
+    let other = progress("progress_after_secs = 5\nprogress_max_secs = 60\nprogress_except = ['a b', 'c*']").unwrap();
+    assert_eq!((other.after, other.max, other.except), (secs(5), secs(60), ClientNames::of(&["a b", "c*"])));
     assert!(progress("progress_except = []").unwrap().except.is_empty());
-    for wrong in
-        ["progress_max_secs = 0", "progress_after_secs = -1", "progress_except = ['']", "progress_except = 'a'"]
-    {
+    for wrong in [
+        "progress_max_secs = 0",
+        "progress_after_secs = -1",
+        "progress_except = ['']",
+        "progress_except = 'a'",
+        "progress_except = ['*a']",
+    ] {
+        assert_eq!(lines(from_file(&format!("[delivery]\n{wrong}"))).len(), 1, "{wrong}");
+    }
+}
+
+#[test]
+fn clients_are_named_by_the_whole_name_or_its_beginning() {
+    let delivery = |text: &str| from_file(&format!("[delivery]\n{text}")).unwrap().delivery;
+    let default = delivery("");
+    for name in ["Visual Studio Code", "Visual Studio Code - Insiders", "code-server", "ai-sdk-mcp-client"] {
+        assert!(default.by_get.has(name), "{name}");
+    }
+    assert!(!default.by_get.has("code-server-2") && default.graceful_for.is_empty() && default.adopt_for.is_empty());
+    let other = delivery("by_get = []\ngraceful_for = ['a*', 'b c']\nadopt_for = ['d*']");
+    assert_eq!(other.adopt_for, ClientNames::of(&["d*"]));
+    assert!(other.by_get.is_empty());
+    assert_eq!(other.graceful_for, ClientNames::of(&["a*", "b c"]));
+    for wrong in ["by_get = ['a*b']", "graceful_for = ['']", "by_get = 'a'"] {
         assert_eq!(lines(from_file(&format!("[delivery]\n{wrong}"))).len(), 1, "{wrong}");
     }
 }

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 use super::{Command, KeyPair, UpstreamUrl};
+use mcp_resume_protocol::session_cookies::CookieName;
 
 /// Connections to the MCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Upstream {
     /// True if the proxy resumes upstream streams also after a broken connection, not only after a
     /// deliberate close.
     pub resume: bool,
+    /// Cookies of a load balancer before the server, which are kept for each session.
+    pub session_cookies: SessionCookies,
     /// Pings of the server that get a response of the proxy.
     pub answer_pings: AnswerPings,
     /// Longest time without a message in a session with a running call before a ping to the server,
@@ -65,6 +68,15 @@ impl Upstream {
     pub fn is_channel(&self) -> bool {
         self.command.is_some() || self.sse.is_some()
     }
+}
+
+/// Cookies that are kept for each session and caller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionCookies {
+    /// Names of the cookies.
+    pub names: Vec<CookieName>,
+    /// Headers whose values distinguish callers.
+    pub credentials: Vec<HeaderName>,
 }
 
 /// A server on HTTP+SSE, the transport of revision 2024-11-05.

@@ -65,8 +65,8 @@ impl UpstreamUrl {
         &self.authority
     }
 
-    /// Returns the path as configured, or `/mcp` if there was none, not even a slash. It may end in
-    /// a slash, which [`is_endpoint`](Self::is_endpoint) ignores.
+    /// Returns the path as configured, or `/mcp` for a URL without a path and a slash. It may end
+    /// in a slash, which [`is_endpoint`](Self::is_endpoint) ignores.
     pub fn endpoint_path(&self) -> &str {
         &self.path
     }
@@ -126,7 +126,7 @@ impl FromStr for UpstreamUrl {
 }
 
 impl UpstreamUrl {
-    /// Parses the URL of a server on HTTP+SSE, whose path is `/sse` if there was none.
+    /// Parses the URL of a server on HTTP+SSE. Its path is `/sse` by default.
     ///
     /// # Errors
     /// As for any URL.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::metrics::{Left, Metrics};
 use super::{Receipt, disconnect};
-use crate::event_log::{Attachment, EventLog};
+use crate::event_log::{Attachment, EventLog, Repeatable};
 
 /// Guard of a request until its response begins. Dropped before, it detaches the stream, and
 /// reports to log and metrics that the client disconnected and cannot resume.
@@ -17,9 +17,15 @@ pub struct DisconnectGuard {
 }
 
 impl DisconnectGuard {
-    /// Guards the request that `attachment` belongs to.
-    pub fn new(log: Arc<EventLog>, metrics: Arc<Metrics>, attachment: Attachment) -> Self {
-        let receipt = Receipt::new(log, attachment.stream().clone());
+    /// Guards the request that `attachment` belongs to. `repeatable` is that request, if its client
+    /// may send it again on a new connection.
+    pub fn new(
+        log: Arc<EventLog>,
+        metrics: Arc<Metrics>,
+        attachment: Attachment,
+        repeatable: Option<Repeatable>,
+    ) -> Self {
+        let receipt = Receipt::new(log, attachment.stream().clone()).of_request(repeatable);
         Self { attachment: Some(attachment), receipt: Some(receipt), metrics }
     }
 

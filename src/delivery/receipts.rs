@@ -5,6 +5,10 @@
 //! carried a later request of the same caller, was closed in order by its client, or stayed open
 //! without an error for two seconds.
 //!
+//! A response that may go by GET waits longer on the HTTP/1.1 connection of a client, because a
+//! silent network shows its break late. Any later request on the connection ends that: one response
+//! of a connection waits so long. A client that has it all the same ignores the second one.
+//!
 //! The certainty depends on the connection. One whose peer is a trusted proxy, or that has carried
 //! several callers, may belong to a load balancer, which takes a response even if its client has
 //! disconnected: a delivery on it is doubtful. On a connection of one caller alone, a later POST
@@ -19,15 +23,17 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task;
 
+use super::{SETTLED, by_get, repetition};
 use crate::body::BoxError;
 use crate::clock;
-use crate::event_log::{Attachment, Binding, DeliveryCertainty, EventLog, Principal, Stream};
+use crate::event_log::{Attachment, Binding, DeliveryCertainty, EventLog, GetTurn, Principal, Repeatable, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq, StreamId};
 use crate::sync;
 
-/// Time that the connection must stay open after the end of a response to count it as delivered.
-const SETTLED: Duration = Duration::from_secs(2);
+/// Time that a connection must stay open after a response that may go by GET. It is shorter than
+/// the wait after which `server` closes an idle connection, because that close shows nothing.
+const SETTLED_BY_GET: Duration = Duration::from_secs(50);
 
 /// Limit of a connection's streams that wait for a proof of delivery.
 const SETTLED_MAX: usize = 16;
@@ -56,16 +62,29 @@ struct Reading {
 
 #[derive(Default)]
 struct State {
+    /// Responses with the times at which they count as delivered, the earliest first.
     waiting: Vec<(Instant, Waiting)>,
     /// Streams whose responses probably arrived, which a later request may prove. Only the latest
     /// are kept.
     settled: Vec<StreamId>,
     callers: Callers,
+    /// True if the peer may be a proxy of many clients.
+    is_of_proxy: bool,
+    /// True if the connection has had one request.
+    is_at_first_request: bool,
     /// True on HTTP/2: a request shows nothing about another's response.
     is_multiplexed: bool,
 }
 
 impl State {
+    /// Gives each response that waits two seconds at most: the connection works.
+    fn end_long_waits(&mut self) {
+        let latest = clock::now() + SETTLED;
+        for (at, _) in &mut self.waiting {
+            *at = latest.min(*at);
+        }
+    }
+
     fn keep_settled(&mut self, arrived: &[(Instant, Waiting)]) {
         if self.is_multiplexed || !self.callers.can_prove() {
             return;
@@ -118,13 +137,15 @@ impl Callers {
 impl Receipts {
     /// Creates the receipts of a connection whose peer may be a proxy of many clients.
     pub fn of_proxy() -> Self {
-        Self { state: Mutex::new(State { callers: Callers::Several, ..State::default() }), reading: Mutex::default() }
+        let state = State { callers: Callers::Several, is_of_proxy: true, ..State::default() };
+        Self { state: Mutex::new(state), reading: Mutex::default() }
     }
 
     /// Notes that a request of `caller` began: earlier responses to the same caller have arrived.
     /// On HTTP/2 (`is_multiplexed`) it shows nothing about other responses.
     pub fn note_request(&self, caller: &Binding, is_multiplexed: bool) {
         let mut state = self.lock();
+        state.is_at_first_request = matches!(state.callers, Callers::Unused);
         state.callers.see(caller);
         state.is_multiplexed = is_multiplexed;
         if !state.callers.can_prove() {
@@ -135,13 +156,24 @@ impl Receipts {
         }
         let delivery = state.callers.by_silence();
         let is_mixed = delivery == DeliveryCertainty::Doubtful;
-        let all = std::mem::take(&mut state.waiting).into_iter();
-        let (arrived, left): (Vec<_>, Vec<_>) = all.partition(|(_, waiting)| !is_mixed || waiting.is_of(caller));
-        state.waiting = left;
+        let all = std::mem::take(&mut state.waiting);
+        let mut arrived = if is_mixed {
+            let (arrived, left) = all.into_iter().partition(|(_, waiting)| waiting.is_of(caller));
+            state.waiting = left;
+            state.end_long_waits();
+            arrived
+        } else {
+            all
+        };
         state.keep_settled(&arrived);
         drop(state);
-        for (_, waiting) in arrived {
+        for (_, waiting) in arrived.drain(..) {
             waiting.confirm(delivery);
+        }
+        let mut state = self.lock();
+        if state.waiting.capacity() == 0 {
+            // Its memory serves the next response.
+            state.waiting = arrived;
         }
     }
 
@@ -150,7 +182,7 @@ impl Receipts {
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
         for stream in settled {
-            log.note_proven(stream);
+            log.retention().note_proven(stream);
         }
     }
 
@@ -165,7 +197,7 @@ impl Receipts {
     /// Notes that the connection is still open at `now`.
     pub fn confirm_settled(&self, now: Instant) {
         let mut state = self.lock();
-        let settled = state.waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
+        let settled = state.waiting.partition_point(|(at, _)| *at <= now);
         let arrived: Vec<_> = state.waiting.drain(..settled).collect();
         let delivery = state.callers.by_silence();
         state.keep_settled(&arrived);
@@ -204,14 +236,14 @@ impl Receipts {
                     receipt.close_gracefully();
                     self.lock().waiting.push((at, Waiting::Response(receipt)));
                 }
-                Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
+                Waiting::Interim(_) | Waiting::Passed(_) => waiting.confirm(DeliveryCertainty::Likely),
             }
         }
     }
 
     /// Returns the time when the oldest response counts as delivered.
     pub fn next_settled(&self) -> Option<Instant> {
-        self.lock().waiting.first().map(|(at, _)| *at + SETTLED)
+        self.lock().waiting.first().map(|(at, _)| *at)
     }
 
     /// Notes that the response of `attachment` ended with an interim result behind the event at
@@ -219,7 +251,17 @@ impl Receipts {
     pub(super) fn wait_for_interim(&self, attachment: &Attachment, upto: Seq) {
         let (stream, attach) = (attachment.stream().clone(), attachment.id());
         stream.delivery().handle_interim(attach, upto);
-        self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
+        self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }), SETTLED);
+    }
+
+    /// Keeps a response that passes without a stream until it has arrived. Only for HTTP/1.1.
+    pub fn wait_for_passed(&self, passed: Box<dyn PassedResponse>) {
+        self.wait_for(Waiting::Passed(PassedReceipt(Some(passed))), SETTLED);
+    }
+
+    /// Returns true if the connection carries several requests at once, on HTTP/2.
+    pub fn is_multiplexed(&self) -> bool {
+        self.lock().is_multiplexed
     }
 
     /// Notes that the response of `attachment` begins, in the task that writes it.
@@ -237,6 +279,17 @@ impl Receipts {
         self.lock_reading().retain(|reading| reading.attach != attach);
     }
 
+    /// Returns true if all requests on the connection so far came from one caller, so that it is
+    /// probably the client's own.
+    pub fn has_one_caller(&self) -> bool {
+        matches!(self.lock().callers, Callers::One(..))
+    }
+
+    /// Returns true if the connection has had one request.
+    pub fn is_at_first_request(&self) -> bool {
+        self.lock().is_at_first_request
+    }
+
     /// Returns whether another connection reads the stream that the current task writes to this
     /// one.
     pub fn is_taken_over(&self) -> bool {
@@ -249,7 +302,7 @@ impl Receipts {
     }
 
     /// Returns about how long a piece of a body may be.
-    pub(super) fn piece(&self) -> usize {
+    pub fn piece(&self) -> usize {
         if self.lock().is_multiplexed { PIECE_OF_MANY } else { PIECE }
     }
 
@@ -257,8 +310,11 @@ impl Receipts {
         sync::lock(&self.reading)
     }
 
-    fn wait_for(&self, waiting: Waiting) {
-        self.lock().waiting.push((clock::now(), waiting));
+    fn wait_for(&self, waiting: Waiting, settled: Duration) {
+        let at = clock::now() + settled;
+        let mut state = self.lock();
+        let place = state.waiting.partition_point(|(other, _)| *other <= at);
+        state.waiting.insert(place, (at, waiting));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -266,10 +322,28 @@ impl Receipts {
     }
 }
 
+/// A response that passed without a stream, of a call that may come again.
+pub trait PassedResponse: Send {
+    /// The connection broke, and the client may not have the response.
+    fn handle_break(self: Box<Self>);
+}
+
+/// Tells a response without a stream of the break of its connection, unless it is confirmed.
+struct PassedReceipt(Option<Box<dyn PassedResponse>>);
+
+impl Drop for PassedReceipt {
+    fn drop(&mut self) {
+        if let Some(passed) = self.0.take() {
+            passed.handle_break();
+        }
+    }
+}
+
 /// End of a response.
 enum Waiting {
     Response(Receipt),
     Interim(InterimReceipt),
+    Passed(PassedReceipt),
 }
 
 impl Waiting {
@@ -277,6 +351,7 @@ impl Waiting {
         match self {
             Self::Response(receipt) => receipt.confirm(delivery),
             Self::Interim(mut receipt) => receipt.has_arrived = true,
+            Self::Passed(mut receipt) => receipt.0 = None,
         }
     }
 
@@ -288,7 +363,7 @@ impl Waiting {
                 let is_sliced = receipt.stream.as_ref().is_some_and(|stream| stream.slices().is_some());
                 is_sliced || receipt.log.coordination().is_some()
             }
-            Self::Interim(_) => false,
+            Self::Interim(_) | Self::Passed(_) => false,
         }
     }
 
@@ -297,6 +372,8 @@ impl Waiting {
         let stream = match self {
             Self::Response(receipt) => receipt.stream.as_ref(),
             Self::Interim(receipt) => Some(&receipt.stream),
+            // It waits on connections of one caller alone.
+            Self::Passed(_) => None,
         };
         stream.is_some_and(|stream| {
             let binding = stream.binding();
@@ -308,7 +385,7 @@ impl Waiting {
     fn response_of(&self) -> Option<StreamId> {
         match self {
             Self::Response(receipt) => receipt.stream.as_ref().map(|stream| stream.id()),
-            Self::Interim(_) => None,
+            Self::Interim(_) | Self::Passed(_) => None,
         }
     }
 }
@@ -335,24 +412,38 @@ pub struct Receipt {
     stream: Option<Arc<Stream>>,
     /// The connection's attachment, once it was given the whole response.
     settling: Option<AttachId>,
+    /// Request of the call, if its client may send it again on a new connection.
+    repeatable: Option<Repeatable>,
 }
 
 impl Receipt {
     /// Creates the receipt of the response of `stream`.
     pub fn new(log: Arc<EventLog>, stream: Arc<Stream>) -> Self {
-        Self { log, stream: Some(stream), settling: None }
+        Self { log, stream: Some(stream), settling: None, repeatable: None }
+    }
+
+    /// Adds the request of the call, if its client may send it again on a new connection.
+    pub(super) fn of_request(mut self, repeatable: Option<Repeatable>) -> Self {
+        self.repeatable = repeatable;
+        self
     }
 
     fn confirm(mut self, delivery: DeliveryCertainty) {
         if let Some(stream) = self.stream.take() {
-            self.log.note_delivered(stream, delivery);
+            self.log.retention().note_delivered(stream, delivery);
         }
+    }
+
+    /// Returns true if the response goes by GET once its connection breaks.
+    fn may_go_by_get(&self) -> bool {
+        let by_get = self.stream.as_ref().and_then(|stream| stream.by_get());
+        by_get.is_some_and(|by_get| by_get.turn() != GetTurn::Over)
     }
 
     fn close_gracefully(&self) {
         if let Some(stream) = &self.stream {
             stream.delivery().handle_graceful_close();
-            self.log.note_handle_delivered(stream);
+            self.log.retention().note_handle_delivered(stream);
         }
     }
 
@@ -362,8 +453,12 @@ impl Receipt {
         // On HTTP/2 the end of a connection shows nothing of one response.
         let may_break = !receipts.lock().is_multiplexed;
         self.settling = may_break.then(|| attachment.id());
+        // The call may have ended, and its request no longer counts for its caller.
+        self.repeatable = self.repeatable.take().filter(Repeatable::is_small);
         attachment.stream().delivery().handle_whole(attachment.id(), may_break);
-        receipts.wait_for(Waiting::Response(self));
+        let may_go_by_get = may_break && self.may_go_by_get() && !receipts.lock().is_of_proxy;
+        let settled = if may_go_by_get { SETTLED_BY_GET } else { SETTLED };
+        receipts.wait_for(Waiting::Response(self), settled);
     }
 }
 
@@ -374,10 +469,14 @@ impl Drop for Receipt {
             stream.delivery().handle_broken(attach);
         }
         if stream.retries().has_unclaimed_response() {
-            self.log.retain(&stream);
+            self.log.retention().retain(&stream);
         }
+        if let Some(repeatable) = self.repeatable.take() {
+            repetition::expect(&self.log, &stream, &repeatable);
+        }
+        by_get::watch(&self.log, &stream);
         // The connection may be the last user of an ended call.
-        self.log.release(stream);
+        self.log.retention().release(stream);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{ErrorCode, Failure, Subject};
 use crate::protocol::ids::{self, EventId, Handle, Requests};
 use crate::protocol::sse;
 
@@ -23,10 +23,12 @@ pub(super) fn stream_lost_event(handle: &Handle) -> Bytes {
 
 fn lost(handle: &str, requests: Requests) -> Bytes {
     let failure = Failure::after_send(ErrorCode::StreamLost);
+    // An event ID does not name the method.
+    let subject = Subject::Request;
     let data = match requests {
-        Requests::One(request) => failure.to_body(&[request], false),
-        Requests::Unknown => failure.to_body(&[], false),
-        Requests::Batch(requests) => failure.to_body(&requests, true),
+        Requests::One(request) => failure.to_body(&[request], false, subject),
+        Requests::Unknown => failure.to_body(&[], false, subject),
+        Requests::Batch(requests) => failure.to_body(&requests, true, subject),
     };
     let mut event = BytesMut::from(&b"id: "[..]);
     ids::write_end_id(&mut event, handle).expect("a BytesMut grows as it is written to");

@@ -29,7 +29,7 @@ pub enum Error {
     /// The client got an incomplete response to a request other than the call.
     #[error("the client got an incomplete response: {0}")]
     Incomplete(#[from] hyper::Error),
-    /// The response is not the one that the protocol specifies.
+    /// The response differs from the protocol's specification.
     #[error("the response to {request} has the status {status}")]
     Unexpected {
         /// Request that was sent.

@@ -1,7 +1,7 @@
 //! The bad network of the demo: a TCP relay that resets its connections on command.
 //!
-//! It copies bytes and knows nothing of HTTP. A client sees the same fault as from a load balancer,
-//! a Wi-Fi change or a laptop lid: a reset in the middle of a response.
+//! It copies bytes and knows nothing of HTTP. A client sees a reset in the middle of a response,
+//! the same fault as from a load balancer, a Wi-Fi change or a laptop lid.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

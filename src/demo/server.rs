@@ -1,7 +1,7 @@
 //! The server of the demo: a small, ordinary MCP server over Streamable HTTP that cannot resume.
 //!
-//! It behaves like servers without an event store: its events carry no ids, and a call without its
-//! client runs on, but the result is dropped. Deliberately absent: any means to resume.
+//! It behaves like servers without an event store. Its events carry no ids. A call without its
+//! client continues, but the result is dropped. Deliberately absent: any means to resume.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -34,6 +34,8 @@ pub(super) const SESSION_HEADER: &str = "mcp-session-id";
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The longest request head that is read.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Time after which a connection without a request is closed.
+const IDLE: Duration = Duration::from_secs(75);
 /// Limit of the open connections.
 const MAX_CONNECTIONS: usize = 1024;
 /// Limit of remembered sessions; the oldest is forgotten first.
@@ -64,6 +66,7 @@ impl Server {
         let config = ListenerConfig {
             protocols: Protocols::Http1,
             header_bytes: MAX_HEAD_BYTES,
+            idle: IDLE,
             limit: ConnectionLimit::new(MAX_CONNECTIONS),
             metrics: None,
         };
@@ -112,7 +115,7 @@ struct Sessions {
     live: BTreeSet<u64>,
 }
 
-/// Numbers of tool calls that have begun, and that have run to their end.
+/// Numbers of tool calls: begun, and run to their end.
 #[derive(Default)]
 struct Calls {
     begun: u64,

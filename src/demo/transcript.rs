@@ -112,8 +112,8 @@ impl Transcript {
     }
 }
 
-/// Shortens an event ID in the middle of its long part, which no reader compares: the part before
-/// the dot names the stream, the part after it the event.
+/// Shortens an event ID in the middle of its long part, which no reader compares. The part before
+/// the dot names the stream, and the part after it the event.
 pub(super) fn shorten(id: &str) -> String {
     let (handle, place) = id.split_at(id.find('.').unwrap_or(id.len()));
     match (handle.get(..4), handle.get(handle.len().saturating_sub(4)..)) {

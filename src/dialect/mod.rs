@@ -3,10 +3,10 @@
 //!
 //! A dialect turns a request into a stream, a cursor and a plan of delivery, or into a status. It
 //! also writes the announcements on the streams of clients that declared it. No dialect stores
-//! anything, sets a timer or decides a policy: all share the stream's one cursor, its confirmations
-//! and its timers, so that a client may change between them. Absent: HTTP (ingress), the wire forms
-//! ([`crate::protocol::dialect`], [`crate::protocol::stream_url`]), and the specification's own
-//! resumption by `Last-Event-ID`, which needs no adapter.
+//! anything, sets a timer or decides a policy. All share the stream's one cursor, its confirmations
+//! and its timers, so that a client may change between dialects. Absent: HTTP (ingress), the wire
+//! forms ([`crate::protocol::dialect`], [`crate::protocol::stream_url`]), and the specification's
+//! own resumption by `Last-Event-ID`, which needs no adapter.
 
 pub mod resumable_requests;
 pub mod resumable_streams;
@@ -20,8 +20,8 @@ use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Announcements;
 
-/// Resumption of a stream that a dialect's request asks for. `None` in its place is a refusal that
-/// gives no reason.
+/// Resumption of a stream by a dialect's request. `None` in its place is a refusal that gives no
+/// reason.
 #[derive(Debug)]
 pub struct Resumption {
     /// Stream to resume.

@@ -19,8 +19,8 @@ pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits
     announcements.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
 
-/// Serves `requests/resume` under `id`, which must be that of the request: the messages after
-/// `cursor`, or after the last confirmed one, up to the original response.
+/// Serves `requests/resume` under `id`, the ID of the original request. The response has the
+/// messages after `cursor`, or after the last confirmed one, up to the original response.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Option<Resumption> {
     if !has_request(&stream, id) {
         return None;

@@ -26,7 +26,7 @@ pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits
 }
 
 /// Serves `stream/resume` under `id`: the messages after `cursor`, or after the last confirmed one,
-/// up to the stream's end, and then this request's own empty result.
+/// up to the stream's end. The empty result of this request follows.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Resumption> {
     if !is_named(&stream, name) {
         return None;

@@ -12,8 +12,8 @@ use crate::protocol::dialect::Waits;
 use crate::protocol::dialect::resume_tokens::{self, CallDigest, Form, Names};
 use crate::protocol::ids::Seq;
 
-/// Returns the interim result of a connection that reads `slice`, or `None` for streams that are
-/// not sliced.
+/// Returns the interim result of a connection that reads `slice`. Returns `None` for a stream
+/// without partial results.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     let form = Some(stream.slices()?.slicing.form).filter(|form| *form != Form::Task)?;
     let max_wait = stream.with_machine(|machine| machine.policy().max_wait);

@@ -18,7 +18,7 @@ use crate::protocol::stream::{ClientResponse, CursorPlace, Resume};
 pub enum UrlResumption {
     /// The stream has messages for the client, or may get them.
     Open(Resumption),
-    /// The client has everything: the stream is over, or waits for client responses.
+    /// The client has everything: the stream has ended, or waits for client responses.
     AtEnd,
     /// The cursor cannot be located any more.
     Lost,
@@ -52,8 +52,8 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
 /// Client responses for a stream, sorted by their next step.
 #[derive(Debug, Default)]
 pub struct SortedResponses {
-    /// Responses to forward to the upstream, in order. Each has the request of this stream to which
-    /// it is the first response, or `None`.
+    /// Responses to forward to the upstream, in order. Each has the request of this stream that it
+    /// is the first to respond to, or `None`.
     pub to_forward: Vec<(Bytes, Option<RequestId>)>,
     /// Number of responses that were sent before.
     pub repeated: usize,

@@ -12,6 +12,7 @@ pub struct Metrics {
     /// Metrics of the store behind the log.
     pub store: Arc<store::Metrics>,
     gaps: Counter,
+    by_get: Counter,
     streams_kept: Tally,
     calls_detached: IntGauge,
     held_bytes: IntGauge,
@@ -34,6 +35,11 @@ impl Metrics {
         Ok(Self {
             store: Arc::new(store::Metrics::new(registrar)?),
             gaps: registrar.counter("gaps_total", "Readers notified of a gap: events that are no longer kept.")?,
+            by_get: registrar.counter(
+                "by_get_messages_total",
+                "Responses and server requests of calls that went to their session's GET stream, because the client \
+                 did not resume the call's.",
+            )?,
             streams_kept: registrar.tally("streams_kept", "Streams, running and finished.")?,
             calls_detached: registrar.gauge("calls_detached", "Running calls without a client connection.")?,
             held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and responses.")?,
@@ -56,9 +62,14 @@ impl Metrics {
         })
     }
 
-    /// Counts a reader that was told of a gap.
+    /// Counts a reader that learned of a gap.
     pub fn observe_gap(&self) {
         self.gaps.inc();
+    }
+
+    /// Counts messages of a call that went to a GET stream.
+    pub fn observe_by_get(&self, messages: u64) {
+        self.by_get.inc_by(messages);
     }
 
     /// Counts a stream that is kept from now on.
@@ -71,8 +82,8 @@ impl Metrics {
         self.streams_kept.dec();
     }
 
-    /// Counts a running call whose client has left, or uncounts one whose client is back or that is
-    /// over.
+    /// Counts a running call whose client has left. Uncounts it when its client returns or the call
+    /// ends.
     pub fn observe_detached(&self, is_detached: bool) {
         self.calls_detached.add(if is_detached { 1 } else { -1 });
     }
@@ -97,7 +108,8 @@ impl Metrics {
         self.evictions.inc();
     }
 
-    /// Counts events that a stream dropped from its front for its own limits or those of a quota.
+    /// Counts events that a stream dropped from its front, for its own limits or the limits of a
+    /// quota.
     pub fn observe_trimmed(&self, events: u64) {
         self.trimmed.inc_by(events);
     }
@@ -133,7 +145,7 @@ impl Metrics {
         self.adopted.get()
     }
 
-    /// Counts a stream that was written here and that another replica has taken.
+    /// Counts a stream of this writer that another replica has taken.
     pub fn observe_fenced(&self) {
         self.fenced.inc();
     }

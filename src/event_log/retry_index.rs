@@ -4,7 +4,7 @@
 //! look-up and registration in one step. An entry lives exactly as long as its stream and does not
 //! keep the stream alive. A stream that is a stub has its id here alone, and the caller of a
 //! look-up expands it. Absent: the rule for the use of a match (`stream/retries.rs`), and the calls
-//! of other replicas (`recovery/claims.rs`).
+//! of other replicas (`replicas/claims.rs`).
 
 use std::sync::{Arc, Weak};
 
@@ -139,6 +139,9 @@ pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
     id: StreamId,
+    /// True if the client has used its request ID for other calls, so that an equal request may be
+    /// a call of its own.
+    has_free_id: bool,
     /// Claim by which other replicas find the call, or `None` for a call without a key, or while
     /// the store was unreachable. Shared with the index, which finds it for a stub as well.
     claim: Option<Arc<ClaimGuard>>,
@@ -174,6 +177,11 @@ impl<T> Registration<T> {
     /// Returns the fingerprint of the call.
     pub(super) fn call(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// Returns true if an equal request may be a call of its own.
+    pub(super) fn has_free_id(&self) -> bool {
+        self.has_free_id
     }
 }
 
@@ -215,7 +223,27 @@ impl<T> RetryIndex<T> {
             // The guard of the map goes first.
             entry => drop(entry.insert(Calls::One(call))),
         }
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: None }))
+        let index = self.clone();
+        Ok(Match::New(stream, Registration { index, fingerprint, id, has_free_id: keeps_others, claim: None }))
+    }
+
+    /// Takes the first call with this fingerprint whose stream `matches` accepts out of the index:
+    /// of two equal requests at once, one alone gets it.
+    pub(super) fn take(&self, fingerprint: &Fingerprint, matches: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        // Outlives the entry, as in `find_or_register`.
+        let known = self.find(fingerprint, |_| None);
+        let mut taken = None;
+        self.calls.remove_if_mut(fingerprint, |_, calls| {
+            let found = calls.as_slice().iter().find_map(|call| {
+                let stream = call.stream.upgrade().filter(|stream| matches(stream))?;
+                Some((call.id, stream))
+            });
+            let Some((id, stream)) = found else { return false };
+            taken = Some(stream);
+            calls.remove(id)
+        });
+        drop(known);
+        taken
     }
 
     /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under

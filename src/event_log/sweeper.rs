@@ -14,17 +14,17 @@ use crate::clock::{self, Alarm};
 use crate::protocol::ids::StreamId;
 use crate::sync;
 
-/// Time after which a stream with a reader is checked again.
+/// Delay before a stream with a reader is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Sealed streams, by the time of their next check.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     start: Instant,
-    /// The checks, each with the nanoseconds from the start to its time: there are as many as
-    /// finished calls, and an instant takes twice the memory.
+    /// The checks, each with the nanoseconds from the start to its time. Each finished call has a
+    /// check, and an instant would take twice the memory.
     due: Mutex<BinaryHeap<Reverse<(u64, StreamId)>>>,
-    /// Notified of a check before the one that the sweeper waits for.
+    /// Notified of a check that is due before the check that the sweeper waits for.
     earlier: Notify,
 }
 
@@ -45,8 +45,8 @@ impl Default for Sweeper {
 impl Sweeper {
     /// Schedules a check of `stream` at the given time.
     ///
-    /// Wakes the sweeper only for a check before all others: most streams end in the order of their
-    /// retention, and a wake-up of another thread costs more than the rest of a short call's end.
+    /// Wakes the sweeper only for a check before all others. Most streams end in the order of their
+    /// retention. A wake-up of another thread costs more than the rest of a short call's end.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
         let at = self.nanos(at);
         let mut due = sync::lock(&self.due);
@@ -78,7 +78,7 @@ impl Sweeper {
         first.map(|at| self.start + Duration::from_nanos(at))
     }
 
-    /// Returns the nanoseconds from the start to `at`, or those of about 290 years if it is later.
+    /// Returns the nanoseconds from the start to `at`, but at most about 290 years.
     fn nanos(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(u64::MAX / 2)
     }
@@ -122,8 +122,8 @@ mod tests {
             Verdict::Gone
         });
         let schedule = async {
-            // The sweeper waits without a check, then for one that is replaced by an earlier one,
-            // then has a later one between both.
+            // The sweeper waits without a check, then for a check. An earlier check replaces that
+            // one, and a later one is between both.
             clock::sleep(Duration::from_secs(1)).await;
             sweeper.schedule(after(30), stream(1));
             clock::sleep(Duration::from_secs(1)).await;

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, EXPECT};
+use http::header::EXPECT;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
 use crate::clock::{self, Alarm};
 use crate::event_log::{Quota, Reservation};
 use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{Present, RequestFacts};
 
 /// Time to keep reading a refused body, so that its sender can read the refusal before the
 /// connection closes.
@@ -37,6 +38,7 @@ const LEAST_RATE: usize = 512;
 /// which no client reads.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
+    facts: &RequestFacts,
     mut body: B,
     limit: usize,
     quota: &Arc<Quota>,
@@ -49,7 +51,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
         }
         return Err(ErrorCode::BodyTooLarge);
     }
-    let expected = headers.get(CONTENT_LENGTH).map_or(0, |_| body.size_hint().lower() as usize);
+    let expected = if facts.has(Present::ContentLength) { body.size_hint().lower() as usize } else { 0 };
     let mut whole = BytesMut::new();
     let mut held: Option<Reservation> = None;
     let mut pace = Pace::default();
@@ -74,9 +76,9 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     Ok(whole.freeze())
 }
 
-/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client
-/// may send the end in a frame of its own. An earlier response stops it from sending more ([RFC
-/// 9113 §8.1]), which some clients take for a broken request.
+/// Waits for the end of a body after `read` bytes, the length in its head. An HTTP/2 client may
+/// send the end in a frame of its own. An earlier response stops it from sending more ([RFC 9113
+/// §8.1]), which some clients take for a broken request.
 ///
 /// [RFC 9113 §8.1]: https://www.rfc-editor.org/rfc/rfc9113#section-8.1
 async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
@@ -148,6 +150,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
+    use http::header::CONTENT_LENGTH;
     use hyper::body::SizeHint;
     use tokio::sync::mpsc;
 
@@ -201,8 +204,8 @@ mod tests {
         quotas.of(QuotaKey::Known([0; 16]))
     }
 
-    /// Reads the sent body. Returns the result, the time that it took, and the most bytes that were
-    /// reserved meanwhile.
+    /// Reads the sent body. Returns the result, its duration, and the largest number of reserved
+    /// bytes meanwhile.
     async fn read_sent(
         send: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>),
     ) -> (Result<Bytes, ErrorCode>, Duration, usize) {
@@ -216,7 +219,7 @@ mod tests {
         let began = clock::now();
         let headers = HeaderMap::new();
         let reading = async {
-            let read = read(&headers, Sent(receiver), LIMIT, &quota, evict_for).await;
+            let read = read(&headers, &RequestFacts::of(&headers), Sent(receiver), LIMIT, &quota, evict_for).await;
             (read, clock::now() - began)
         };
         let ((read, took), ()) = tokio::join!(reading, send(sender));
@@ -242,7 +245,8 @@ mod tests {
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, 5.into())]);
         let (sender, receiver) = mpsc::unbounded_channel();
         let quota = quota();
-        let mut reading = pin!(read(&headers, Promised(Sent(receiver), 5), LIMIT, &quota, |_| Ok(())));
+        let facts = RequestFacts::of(&headers);
+        let mut reading = pin!(read(&headers, &facts, Promised(Sent(receiver), 5), LIMIT, &quota, |_| Ok(())));
         sender.send("12345".into()).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(reading.as_mut().poll(&mut cx).is_pending(), "its end has not come");

@@ -10,7 +10,7 @@ use crate::event_log::{EventLog, Principals};
 use crate::lifecycle::drain::Drain;
 use crate::upstream::Upstream;
 
-/// Components of the sidecar below the ingress. Each handler takes the ones it needs.
+/// Components of the sidecar below the ingress, shared by all handlers of requests.
 #[derive(Clone)]
 pub struct Components {
     /// Configuration of the sidecar.

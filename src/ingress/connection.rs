@@ -2,15 +2,17 @@
 //! arrived.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use http::HeaderMap;
 
 use crate::delivery::Receipts;
+use crate::event_log::{Quota, QuotaKey};
 use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client_address::Trust;
 use crate::server::{ClosedBy, ConnectionState, Peer};
+use crate::sync;
 use crate::upstream::Forwarded;
 
 /// State that the requests of one connection share.
@@ -22,6 +24,8 @@ pub struct Connection {
     certificate: Option<CertificateNames>,
     forwarded: Forwarded,
     receipts: Arc<Receipts>,
+    /// Quota of the last request, and its key. Most connections have one caller.
+    quota: Mutex<Option<(QuotaKey, Arc<Quota>)>>,
 }
 
 impl Connection {
@@ -40,6 +44,7 @@ impl Connection {
             is_secure: scheme == "https",
             certificate: if is_behind_trusted { None } else { certificate },
             receipts: Arc::new(receipts),
+            quota: Mutex::default(),
         }
     }
 
@@ -73,6 +78,20 @@ impl Connection {
     /// Headers that describe the peer to the upstream.
     pub fn forwarded(&self) -> &Forwarded {
         &self.forwarded
+    }
+
+    /// Returns the quota of `key`. `find` looks it up, unless the last request had the same key.
+    /// Quotas in use are never replaced, so the kept quota is still the only quota of its key.
+    pub(super) fn quota(&self, key: QuotaKey, find: impl FnOnce(QuotaKey) -> Arc<Quota>) -> Arc<Quota> {
+        let mut last = sync::lock(&self.quota);
+        if let Some((known, quota)) = &*last
+            && *known == key
+        {
+            return quota.clone();
+        }
+        let quota = find(key.clone());
+        *last = Some((key, quota.clone()));
+        quota
     }
 
     /// Responses that ended and are not known to have arrived.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Uri;
 use http::request::Parts;
 
 use super::connection::Connection;
 use crate::channel::Caller;
 use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Session};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::{ProtocolVersion, names};
+use crate::protocol::headers::{ProtocolVersion, RequestFacts, names};
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::trace::RequestTrace;
 use crate::upstream::Credentials;
@@ -21,6 +22,8 @@ use crate::upstream::Credentials;
 /// request's way would hold it twice, and all of them are one allocation.
 pub(super) struct RequestContext {
     pub(super) parts: Parts,
+    /// Facts of the head, without its session.
+    pub(super) facts: RequestFacts,
     pub(super) binding: Binding,
     /// Credentials of the sender for the upstream.
     pub(super) credentials: Credentials,
@@ -58,7 +61,7 @@ pub(super) struct Arrival {
 #[derive(Clone, Copy)]
 pub(super) enum Sender {
     Client,
-    /// A balancer, which has marked the request with the replica that it names.
+    /// A balancer. It has marked the request with the named replica.
     Balancer,
     /// A balancer, which does not reach the home of the session, this replica, and has chosen the
     /// replica here in its place.
@@ -149,8 +152,8 @@ impl RequestContext {
         self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(is_home)
     }
 
-    /// Error for a request that only the session's own server can serve, or `None` if that is the
-    /// server here.
+    /// Error for a request that only the session's own server can serve. `None` if this replica has
+    /// that server.
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
@@ -172,7 +175,7 @@ impl RequestContext {
     /// Protocol version of the request: its own, else its session's.
     pub(super) fn version(&self) -> Option<ProtocolVersion> {
         let session = self.session.as_deref().and_then(Session::version);
-        ProtocolVersion::from_headers(&self.parts.headers).or_else(|| session.cloned())
+        self.facts.version.as_ref().or(session).cloned()
     }
 
     /// Event ID of the proxy in the request's `Last-Event-ID`, not yet verified.
@@ -181,11 +184,10 @@ impl RequestContext {
     }
 }
 
-/// Returns the approximate size of a head as it was sent: names, values, and four bytes of framing
-/// for each.
-pub(super) fn head_bytes(parts: &Parts) -> usize {
-    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
-    fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())
+/// Returns the approximate size of a head as it was sent: the target, names, values, and four bytes
+/// of framing for each.
+pub(super) fn head_bytes(facts: &RequestFacts, target: &Uri) -> usize {
+    facts.size + target.path_and_query().map_or(0, |target| target.as_str().len())
 }
 
 /// Copies a small body. It is a slice of the connection's read buffer, and would keep that alive.

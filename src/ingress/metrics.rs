@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use prometheus::IntCounterVec;
 
-use crate::metrics::{Counter, Error, Errors, Registrar};
+use crate::metrics::{Counter, Error, Errors, Registrar, Repairs};
 use crate::{delivery, event_log, server, upstream};
 
 /// Metrics of the ingress, and of the components below it.
 pub struct Metrics {
     /// Errors by code.
     pub errors: Arc<Errors>,
+    /// Repairs of the server's messages.
+    pub repairs: Arc<Repairs>,
     /// Metrics of the event log.
     pub event_log: Arc<event_log::Metrics>,
     /// Metrics of upstream calls.
@@ -79,12 +81,14 @@ impl Metrics {
     /// If a name is taken.
     pub fn new(registrar: &Registrar) -> Result<Self, Error> {
         let errors = Arc::new(Errors::new(registrar)?);
+        let repairs = Arc::new(Repairs::new(registrar)?);
         let event_log = Arc::new(event_log::Metrics::new(registrar)?);
         Ok(Self {
-            upstream: Arc::new(upstream::Metrics::new(registrar, errors.clone(), event_log.clone())?),
+            upstream: Arc::new(upstream::Metrics::new(registrar, errors.clone(), repairs.clone(), event_log.clone())?),
             delivery: Arc::new(delivery::Metrics::new(registrar, errors.clone(), event_log.clone())?),
             server: Arc::new(server::Metrics::new(registrar, errors.clone())?),
             errors,
+            repairs,
             event_log,
             resumes: registrar.families(
                 "resumes_total",

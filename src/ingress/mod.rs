@@ -1,12 +1,12 @@
 //! Handlers of the clients' requests.
 //!
-//! [`Ingress`] is the entrance: it checks access, identifies the caller, and passes each request to
-//! the handler of its kind. That handler makes the response: [`calls`] for a POST with requests,
-//! [`client_responses`] for a POST without, [`resume`], [`standalone`] and [`session_end`] for GET
-//! and DELETE, [`stream_url`] and [`dialect_requests`] for the dialects, [`status_document`] for
-//! the proxy's own document, [`forward`] for all other requests. Requests from other replicas have
-//! an entrance of their own, [`remote_requests`]. Each handler holds only the [`Components`] and
-//! the handlers that it needs, and imports nothing from this file. Errors become responses in
+//! [`Handler`] is the entrance: it checks access, identifies the caller, and passes each request to
+//! the handler of its kind. That handler makes the response. [`calls`] serves a POST with requests,
+//! [`client_responses`] a POST without. [`resume`], [`standalone`] and [`session_end`] serve GET
+//! and DELETE, [`stream_url`] and [`dialect_requests`] the dialects. [`status_document`] serves the
+//! proxy's own document, and [`forward`] all other requests. Requests from other replicas have an
+//! entrance of their own, [`remote_requests`]. A handler is a function of the [`Components`],
+//! without state of its own, and imports nothing from this file. Errors become responses in
 //! [`respond`] alone. Absent: connections ([`server`]), the state of streams (protocol, event log),
 //! and how their bodies are written (delivery).
 
@@ -24,6 +24,7 @@ mod hard_cuts;
 mod home_queries;
 mod metrics;
 mod misdirected;
+mod named_rules;
 mod priming;
 mod refusals;
 mod remote_requests;
@@ -50,68 +51,26 @@ use http::{Method, Request, Response, Version};
 use hyper::body::Body;
 use tracing::Instrument;
 
-use self::callers::Callers;
-use self::calls::Calls;
-use self::client_responses::{ClientResponses, PostDelivery, UrlResponses};
 pub use self::components::Components;
 pub use self::connection::Connection;
 use self::context::{RequestContext, Sender, head_bytes};
-use self::dialect_requests::DialectRequests;
-use self::forward::Forwarder;
-use self::forward_to_replicas::OwnerForwarder;
-use self::home_queries::HomeQueries;
 pub use self::metrics::Metrics;
-use self::misdirected::OwnerCheck;
-use self::refusals::Refusals;
-pub use self::remote_requests::RemoteRequests;
-use self::resume::Resumes;
-use self::session_end::SessionEnds;
-use self::standalone::StandaloneStreams;
-use self::status_document::StatusDocument;
-use self::stream_finder::StreamFinder;
-use self::stream_response::StreamResponder;
-use self::stream_start::StreamStarter;
-use self::stream_url::StreamUrls;
-use self::tasks::Tasks;
-use self::token_refresh::TokenRefresh;
+pub use self::remote_requests::handle_forwarded;
 use crate::body::{BoxBody, Incoming};
-use crate::config::Config;
-use crate::event_log::{EventLog, Session};
-use crate::lifecycle::drain::Drain;
+use crate::event_log::Session;
+use crate::protocol::body_events;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::{self, Era, ProtocolVersion, SessionId};
+use crate::protocol::headers::{self, Era, Present, ProtocolVersion, RequestFacts, SessionId};
 use crate::protocol::ids::{Owner, StreamKind};
 use crate::protocol::stream_url::{Named, take};
 use crate::protocol::tasks::TaskRequest;
 use crate::server::{self, Peer, respond};
-use crate::upstream::Upstream;
 
-/// Entrance of requests: access, identification of the caller, and dispatch to a handler.
-pub struct Ingress {
-    config: Arc<Config>,
-    log: Arc<EventLog>,
-    upstream: Arc<Upstream>,
-    drain: Arc<Drain>,
-    refusals: Refusals,
-    owner_check: OwnerCheck,
-    callers: Callers,
-    calls: Calls,
-    client_responses: Arc<ClientResponses>,
-    dialect_requests: DialectRequests,
-    tasks: Tasks,
-    stream_urls: StreamUrls,
-    resumes: Resumes,
-    standalone: Arc<StandaloneStreams>,
-    session_ends: Arc<SessionEnds>,
-    forwarder: Arc<Forwarder>,
-    home_queries: HomeQueries,
-    status_document: StatusDocument,
-}
-
-/// Handles the requests of the data listener.
+/// Handles the requests of the data listener: access, identification of the caller, and dispatch to
+/// a handler.
 #[derive(Clone)]
-pub struct Handler(pub Arc<Ingress>);
+pub struct Handler(pub Arc<Components>);
 
 impl server::Handler for Handler {
     type Connection = Connection;
@@ -127,332 +86,294 @@ impl server::Handler for Handler {
     ) -> impl Future<Output = Response<BoxBody>> + Send + 'static {
         // hyper keeps room for the handler's future while the connection lives: a box keeps it
         // small.
-        Box::pin(self.0.handle(connection, request))
+        Box::pin(handle(self.0, connection, request))
     }
 }
 
-impl Ingress {
-    /// Makes the handlers, each with its part of `components`.
-    pub fn new(components: &Components) -> Self {
-        let refusals = Refusals::new(components);
-        let owner_check = OwnerCheck::new(components);
-        let callers = Callers::new(components, owner_check.clone());
-        let forwarder = Arc::new(Forwarder::new(components, refusals.clone()));
-        let owners = Arc::new(OwnerForwarder::new(components, refusals.clone()));
-        let tokens = Arc::new(TokenRefresh::new(components, forwarder.clone()));
-        let finder = Arc::new(StreamFinder::new(components, tokens.clone()));
-        let starter = Arc::new(StreamStarter::new(components));
-        let responder = Arc::new(StreamResponder::new(components));
-        let delivery = Arc::new(PostDelivery::new(components, forwarder.clone()));
-        let url_responses =
-            Arc::new(UrlResponses::new(components, refusals.clone(), finder.clone(), owners.clone(), delivery.clone()));
-        let standalone = Arc::new(StandaloneStreams::new(
-            components,
-            refusals.clone(),
-            forwarder.clone(),
-            tokens.clone(),
-            starter.clone(),
-            responder.clone(),
-        ));
-        let session_ends =
-            Arc::new(SessionEnds::new(components, refusals.clone(), forwarder.clone(), owners.clone(), tokens.clone()));
-        let client_responses = Arc::new(ClientResponses::new(
-            components,
-            refusals.clone(),
-            forwarder.clone(),
-            owners.clone(),
-            tokens.clone(),
-            delivery,
-        ));
-        let Components { config, log, upstream, drain, .. } = components;
-        Self {
-            config: config.clone(),
-            log: log.clone(),
-            upstream: upstream.clone(),
-            drain: drain.clone(),
-            owner_check,
-            callers,
-            calls: Calls::new(components, refusals.clone(), tokens, finder.clone(), starter, responder.clone()),
-            client_responses,
-            tasks: Tasks::new(components, refusals.clone(), finder.clone(), owners),
-            dialect_requests: DialectRequests::new(components, refusals.clone(), finder.clone(), responder.clone()),
-            stream_urls: StreamUrls::new(
-                components,
-                refusals.clone(),
-                finder.clone(),
-                responder.clone(),
-                standalone.clone(),
-                url_responses,
-            ),
-            resumes: Resumes::new(components, refusals.clone(), finder, responder, standalone.clone()),
-            standalone,
-            session_ends,
-            forwarder,
-            home_queries: HomeQueries::new(components, refusals.clone()),
-            status_document: StatusDocument::new(components),
-            refusals,
+/// Handles one request. Never fails: every error is a response.
+async fn handle(
+    components: Arc<Components>,
+    connection: Arc<Connection>,
+    mut request: Request<Incoming>,
+) -> Response<BoxBody> {
+    let receipts = connection.receipts().clone();
+    let facts = RequestFacts::of(request.headers());
+    if facts.has(Present::RepeatedSession) {
+        headers::unite_session(request.headers_mut());
+    }
+    let origin = if facts.has(Present::Origin) { request.headers().get(ORIGIN).cloned() } else { None };
+    let sender = if facts.has(Present::Balancer) { misdirected::sender_of(request.headers()) } else { Sender::Client };
+    let access = request_log::AccessLine::begin(&request, &components.config.upstream.url);
+    let span = if facts.has(Present::Trace) { trace::span(request.headers()) } else { None };
+    let mut home = None;
+    let mut response = match &span {
+        None => dispatch(&components, connection, request, facts, sender, &mut home).await,
+        Some(span) => {
+            let dispatched = Box::pin(dispatch(&components, connection, request, facts, sender, &mut home));
+            dispatched.instrument(span.clone()).await
+        }
+    };
+    receipts.note_opened(|| SessionId::from_headers(response.headers()));
+    if components.drain.is_sending_away() {
+        // The next requests of a connection go to another replica. HTTP/2 has no such header,
+        // and a signal of its own.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if let Some(access) = access {
+        access.end(&response);
+    }
+    if sender.is_routed() {
+        misdirected::sign_home(&mut response, home);
+        misdirected::sign(&components, &mut response);
+    }
+    if let Some(origin) = origin
+        && respond::has_own_head(&response)
+    {
+        let known = components.upstream.observed().cors(Some(&origin)).unwrap_or_default();
+        response.headers_mut().extend(known);
+        headers::expose_ours(response.headers_mut());
+    }
+    match span {
+        None => response,
+        Some(span) => response.map(|body| trace::within(span, body)),
+    }
+}
+
+/// Checks access, then passes the request on. Keeps the future of a call small. The rarer routes
+/// are boxed, because every request pays for the largest future. It pays for each of two nested
+/// futures that take the request. `home` is set to the home of the session, if a balancer can send
+/// the request there.
+async fn dispatch(
+    components: &Arc<Components>,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+    facts: RequestFacts,
+    sender: Sender,
+    home: &mut Option<Owner>,
+) -> Response<BoxBody> {
+    let (mut parts, body) = request.into_parts();
+    let head_bytes = head_bytes(&facts, &parts.uri);
+    if let Some(refusal) = refuse_head(components, &parts, &facts, head_bytes) {
+        return refusal;
+    }
+    if parts.uri.path() == status_document::PATH {
+        return Box::pin(status_document::handle(components, &parts.method)).await;
+    }
+    if !components.config.upstream.url.is_endpoint(parts.uri.path()) {
+        if sender.is_routed() && home_queries::is_query(&parts) {
+            // Other paths have no sessions of the endpoint.
+            return home_queries::here();
+        }
+        return Box::pin(forward::forward_other_path(components, parts, body, connection.forwarded())).await;
+    }
+    // The upstream does not see the stream that the target names.
+    let stream_url = if components.config.dialects.stream_url { take(&mut parts.uri) } else { None };
+    let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender);
+    // On HTTP/2 a request says nothing about other responses.
+    context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
+    let refused = if !components.log.has_store() || callers::knows_session(components, &context) {
+        None
+    } else {
+        Box::pin(callers::restore_session(components, &mut context)).await.err()
+    };
+    if sender.is_routed() {
+        *home = context.session.as_ref().and_then(|session| session.remote_home());
+        if home_queries::is_query(&context.parts) {
+            if misdirected::is_misdirected(components, &context, None, &[]) {
+                return refusals::refuse(components, ErrorCode::Misdirected);
+            }
+            return Box::pin(home_queries::respond(components, &context, refused)).await;
         }
     }
-
-    /// Handles one request. Never fails: every error is a response.
-    async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
-        let receipts = connection.receipts().clone();
-        let origin = request.headers().get(ORIGIN).cloned();
-        let sender = misdirected::sender_of(request.headers());
-        let access = request_log::AccessLine::begin(&request, &self.config.upstream.url);
-        let span = trace::span(request.headers());
-        let mut home = None;
-        let mut response = match &span {
-            None => self.dispatch(connection, request, sender, &mut home).await,
-            Some(span) => {
-                Box::pin(self.dispatch(connection, request, sender, &mut home)).instrument(span.clone()).await
-            }
+    if !context.has_remote_session() {
+        let call = || {
+            let call = components.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            call.for_caller(context.caller.clone())
         };
-        receipts.note_opened(|| SessionId::from_headers(response.headers()));
-        if self.drain.is_sending_away() {
-            // The next requests of a connection go to another replica. HTTP/2 has no such header,
-            // and a signal of its own.
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        if let Some(access) = access {
-            access.end(&response);
-        }
-        if sender.is_routed() {
-            OwnerCheck::sign_home(&mut response, home);
-            self.owner_check.sign(&mut response);
-        }
-        if let Some(origin) = origin
-            && respond::has_own_head(&response)
-        {
-            let known = self.upstream.observed().cors(Some(&origin)).unwrap_or_default();
-            response.headers_mut().extend(known);
-            headers::expose_ours(response.headers_mut());
-        }
-        match span {
-            None => response,
-            Some(span) => response.map(|body| trace::within(span, body)),
-        }
+        components.upstream.ping_headers().renew(&context.binding, call);
     }
-
-    /// Checks access, then passes the request on. Keeps the future of a call small: the rarer
-    /// routes are boxed, because every request pays for the largest, and for each of two nested
-    /// futures that take the request. `home` is set to the home of the session, if a balancer can
-    /// send the request there.
-    async fn dispatch(
-        &self,
-        connection: Arc<Connection>,
-        request: Request<Incoming>,
-        sender: Sender,
-        home: &mut Option<Owner>,
-    ) -> Response<BoxBody> {
-        let (mut parts, body) = request.into_parts();
-        let head_bytes = head_bytes(&parts);
-        if let Some(refusal) = self.refuse_head(&parts, head_bytes) {
-            return refusal;
-        }
-        if parts.uri.path() == status_document::PATH {
-            return Box::pin(self.status_document.handle(&parts.method)).await;
-        }
-        if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
-            if sender.is_routed() && home_queries::is_query(&parts) {
-                // Other paths have no sessions of the endpoint.
-                return home_queries::here();
-            }
-            return Box::pin(self.forwarder.forward_other_path(parts, body, connection.forwarded())).await;
-        }
-        // The upstream does not see the stream that the target names.
-        let stream_url = if self.config.dialects.stream_url { take(&mut parts.uri) } else { None };
-        let mut context = self.callers.identify(parts, head_bytes, connection, sender);
-        // On HTTP/2 a request says nothing about other responses.
-        context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
-        let refused = if !self.log.has_store() || self.callers.knows_session(&context) {
-            None
-        } else {
-            Box::pin(self.callers.restore_session(&mut context)).await.err()
+    if let Some(named) = stream_url
+        && matches!(context.parts.method, Method::GET | Method::POST)
+    {
+        return Box::pin(by_stream_url(components, context, named, body)).await;
+    }
+    if context.parts.method == Method::POST && context.facts.is_json {
+        let body = match read(components, &mut context, body).await {
+            Ok(body) => body,
+            Err(code) => return refusals::refuse(components, code),
         };
-        if sender.is_routed() {
-            *home = context.session.as_ref().and_then(|session| session.remote_home());
-            if home_queries::is_query(&context.parts) {
-                if self.owner_check.is_misdirected(&context, None, &[]) {
-                    return self.refusals.refuse(ErrorCode::Misdirected);
-                }
-                return Box::pin(self.home_queries.respond(&context, refused)).await;
-            }
-        }
-        if !context.has_remote_session() {
-            let call = || {
-                let call = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
-                call.for_caller(context.caller.clone())
-            };
-            self.upstream.ping_headers().renew(&context.binding, call);
-        }
-        if let Some(named) = stream_url
-            && matches!(context.parts.method, Method::GET | Method::POST)
-        {
-            return Box::pin(self.by_stream_url(context, named, body)).await;
-        }
-        if context.parts.method == Method::POST && headers::is_json(&context.parts.headers) {
-            let body = match self.read(&mut context, body).await {
-                Ok(body) => body,
-                Err(code) => return self.refusals.refuse(code),
-            };
-            context.add_message_trace(&body);
-            if self.owner_check.is_misdirected(&context, None, &body) {
-                return self.refuse_post(ErrorCode::Misdirected, &context, &body);
-            }
-            if let Some(code) = refused {
-                return self.refuse_post(code, &context, &body);
-            }
-            return self.by_body(context, body).await;
-        }
-        if self.owner_check.is_misdirected(&context, None, &[]) {
-            return self.refusals.refuse(ErrorCode::Misdirected);
+        context.add_message_trace(&body);
+        if misdirected::is_misdirected(components, &context, None, &body) {
+            return refuse_post(components, ErrorCode::Misdirected, &context, &body);
         }
         if let Some(code) = refused {
-            return self.refusals.refuse(code);
+            return refuse_post(components, code, &context, &body);
         }
-        Box::pin(self.by_head(context, body)).await
+        return by_body(components, context, body).await;
     }
-
-    /// Refuses a request by its head, or returns `None`.
-    fn refuse_head(&self, parts: &Parts, head_bytes: usize) -> Option<Response<BoxBody>> {
-        if head_bytes > self.config.limits.header_bytes {
-            return Some(self.refusals.refuse(ErrorCode::HeadTooLarge));
-        }
-        let is_status = parts.uri.path() == status_document::PATH;
-        // A balancer connects by an address, which no list of hosts has.
-        let admitted = if is_status { self.admit_origin(parts) } else { self.admit(parts) };
-        if let Err(code) = admitted {
-            return Some(self.refusals.refuse_access(code, parts));
-        }
-        (!is_status && is_tunnel_request(parts)).then(|| self.refusals.refuse(ErrorCode::UpgradeRefused))
+    if misdirected::is_misdirected(components, &context, None, &[]) {
+        return refusals::refuse(components, ErrorCode::Misdirected);
     }
-
-    /// Checks the host and the origin of a request.
-    fn admit(&self, parts: &Parts) -> Result<(), ErrorCode> {
-        if !self.config.listen.allowed_hosts.admit(&parts.uri, &parts.headers) {
-            return Err(ErrorCode::HostRefused);
-        }
-        self.admit_origin(parts)
+    if let Some(code) = refused {
+        return refusals::refuse(components, code);
     }
+    Box::pin(by_head(components, context, body)).await
+}
 
-    fn admit_origin(&self, parts: &Parts) -> Result<(), ErrorCode> {
-        let is_admitted = self.config.listen.allowed_origins.admit(&parts.uri, &parts.headers);
-        if is_admitted { Ok(()) } else { Err(ErrorCode::OriginRefused) }
+/// Refuses a request by its head, or returns `None`.
+fn refuse_head(
+    components: &Components,
+    parts: &Parts,
+    facts: &RequestFacts,
+    head_bytes: usize,
+) -> Option<Response<BoxBody>> {
+    if head_bytes > components.config.limits.header_bytes {
+        return Some(refusals::refuse(components, ErrorCode::HeadTooLarge));
     }
+    let is_status = parts.uri.path() == status_document::PATH;
+    // A balancer connects by an address, which no list of hosts has.
+    let admitted = if is_status { Ok(()) } else { admit_host(components, parts) };
+    let admitted =
+        if facts.has(Present::Origin) { admitted.and_then(|()| admit_origin(components, parts)) } else { admitted };
+    if let Err(code) = admitted {
+        return Some(refusals::refuse_access(components, code, parts));
+    }
+    (!is_status && is_tunnel_request(parts, facts)).then(|| refusals::refuse(components, ErrorCode::UpgradeRefused))
+}
 
-    /// Passes on a request whose target names a stream.
-    async fn by_stream_url(&self, mut context: Box<RequestContext>, named: Named, body: Incoming) -> Response<BoxBody> {
-        if self.owner_check.is_misdirected(&context, Some(&named), &[]) {
-            return self.refusals.refuse(ErrorCode::Misdirected);
+fn admit_host(components: &Components, parts: &Parts) -> Result<(), ErrorCode> {
+    let is_admitted = components.config.listen.allowed_hosts.admit(&parts.uri, &parts.headers);
+    if is_admitted { Ok(()) } else { Err(ErrorCode::HostRefused) }
+}
+
+fn admit_origin(components: &Components, parts: &Parts) -> Result<(), ErrorCode> {
+    let is_admitted = components.config.listen.allowed_origins.admit(&parts.uri, &parts.headers);
+    if is_admitted { Ok(()) } else { Err(ErrorCode::OriginRefused) }
+}
+
+/// Passes on a request whose target names a stream.
+async fn by_stream_url(
+    components: &Arc<Components>,
+    mut context: Box<RequestContext>,
+    named: Named,
+    body: Incoming,
+) -> Response<BoxBody> {
+    if misdirected::is_misdirected(components, &context, Some(&named), &[]) {
+        return refusals::refuse(components, ErrorCode::Misdirected);
+    }
+    if context.parts.method != Method::POST {
+        return stream_url::handle(components, context, named, None).await;
+    }
+    match read(components, &mut context, body).await {
+        Ok(body) => stream_url::handle(components, context, named, Some(body)).await,
+        Err(code) => refusals::refuse(components, code),
+    }
+}
+
+/// Passes on a POST by its body.
+async fn by_body(components: &Arc<Components>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+    let version = context.session.as_deref().and_then(Session::version);
+    match classify(components, &context, &body, version) {
+        Route::Call(call) => calls::handle(components, context, call, body).await,
+        Route::Dialect(request) => Box::pin(dialect_requests::handle(components, context, request, body)).await,
+        Route::Task(request, call) => Box::pin(task(components, context, request, call, body)).await,
+        Route::ClientResponses(messages) => {
+            context.connection.receipts().prove(&components.log);
+            Box::pin(client_responses::handle(components, context, messages, body)).await
         }
-        if context.parts.method != Method::POST {
-            return self.stream_urls.handle(context, named, None).await;
+        Route::Refuse(code) => refusals::refuse_body(components, code, &body),
+        Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match context.remote_session_error() {
+            Some(code) => refuse_post(components, code, &context, &body),
+            None => Box::pin(forward::forward_post(components, context, body)).await,
+        },
+    }
+}
+
+/// Handles a request that concerns a task. A task of the server's own is forwarded.
+async fn task(
+    components: &Components,
+    mut context: Box<RequestContext>,
+    request: TaskRequest,
+    call: classify::Call,
+    body: Bytes,
+) -> Response<BoxBody> {
+    context.connection.receipts().prove(&components.log);
+    if call.era() == Era::Legacy {
+        if tasks::concerns_legacy(components, &context, &request) {
+            return tasks::handle_legacy(components, context, request, call, body).await;
         }
-        match self.read(&mut context, body).await {
-            Ok(body) => self.stream_urls.handle(context, named, Some(body)).await,
-            Err(code) => self.refusals.refuse(code),
+        return calls::handle(components, context, call, body).await;
+    }
+    match tasks::handle(components, &mut context, &request, &body).await {
+        Some(response) => response,
+        None => {
+            let body = tasks::to_server(components, &mut context, body);
+            calls::handle(components, context, call, body).await
         }
     }
+}
 
-    /// Passes on a POST by its body.
-    async fn by_body(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
-        let version = context.session.as_deref().and_then(Session::version);
-        match self.classify(&context, &body, version) {
-            Route::Call(call) => self.calls.handle(context, call, body).await,
-            Route::Dialect(request) => Box::pin(self.dialect_requests.handle(context, request, body)).await,
-            Route::Task(request, call) => Box::pin(self.task(context, request, call, body)).await,
-            Route::ClientResponses(messages) => {
-                context.connection.receipts().prove(&self.log);
-                Box::pin(self.client_responses.handle(context, messages, body)).await
-            }
-            Route::Refuse(code) => self.refusals.refuse(code),
-            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
-                match context.remote_session_error() {
-                    Some(code) => self.refuse_post(code, &context, &body),
-                    None => Box::pin(self.forwarder.forward_post(context, body)).await,
+/// Passes on a request by its head alone.
+async fn by_head(components: &Components, mut context: Box<RequestContext>, body: Incoming) -> Response<BoxBody> {
+    match classify::head(&context.parts.method, &context.parts.headers) {
+        Route::Resume(id) if id.unverified_kind() == Some(StreamKind::Task) => {
+            Box::pin(tasks::resume(components, context, &id)).await
+        }
+        Route::Resume(id) => resume::handle(components, context, id).await,
+        Route::Standalone => standalone::attach(components, context).await,
+        Route::Delete => match read(components, &mut context, body).await {
+            Ok(body) => session_end::delete(components, context, body).await,
+            Err(code) => refusals::refuse(components, code),
+        },
+        Route::Refuse(code) => refusals::refuse(components, code),
+        Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Task(..) | Route::ClientResponses(_) => {
+            match context.remote_session_error() {
+                Some(code) => refusals::refuse(components, code),
+                None if body.is_end_stream() => forward::forward_buffered(components, context, Bytes::new()).await,
+                None => {
+                    let RequestContext { parts, connection, .. } = *context;
+                    forward::forward_to_endpoint(components, parts, body, connection.forwarded()).await
                 }
             }
         }
     }
+}
 
-    /// Handles a request that concerns a task. A task of the server's own is forwarded.
-    async fn task(
-        &self,
-        mut context: Box<RequestContext>,
-        request: TaskRequest,
-        call: classify::Call,
-        body: Bytes,
-    ) -> Response<BoxBody> {
-        context.connection.receipts().prove(&self.log);
-        if call.era() == Era::Legacy {
-            if self.tasks.concerns_legacy(&context, &request) {
-                return self.tasks.handle_legacy(context, request, call, body, &self.calls).await;
-            }
-            return self.calls.handle(context, call, body).await;
-        }
-        match self.tasks.handle(&mut context, &request, &body).await {
-            Some(response) => response,
-            None => {
-                let body = self.tasks.to_server(&mut context, body);
-                self.calls.handle(context, call, body).await
-            }
-        }
-    }
+/// Classifies the POST of `context`.
+fn classify(
+    components: &Components,
+    context: &RequestContext,
+    body: &[u8],
+    version: Option<&ProtocolVersion>,
+) -> Route {
+    let (declared, longest) = (components.config.dialects.declared, components.config.limits.batch);
+    classify::post(context.facts.version.as_ref(), body, version, declared, longest)
+}
 
-    /// Passes on a request by its head alone.
-    async fn by_head(&self, mut context: Box<RequestContext>, body: Incoming) -> Response<BoxBody> {
-        match classify::head(&context.parts.method, &context.parts.headers) {
-            Route::Resume(id) if id.unverified_kind() == Some(StreamKind::Task) => {
-                Box::pin(self.tasks.resume(context, &id)).await
-            }
-            Route::Resume(id) => self.resumes.handle(context, id).await,
-            Route::Standalone => self.standalone.attach(context).await,
-            Route::Delete => match self.read(&mut context, body).await {
-                Ok(body) => self.session_ends.delete(context, body).await,
-                Err(code) => self.refusals.refuse(code),
-            },
-            Route::Refuse(code) => self.refusals.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Task(..) | Route::ClientResponses(_) => {
-                match context.remote_session_error() {
-                    Some(code) => self.refusals.refuse(code),
-                    None if body.is_end_stream() => self.forwarder.forward_buffered(context, Bytes::new()).await,
-                    None => {
-                        let RequestContext { parts, connection, .. } = *context;
-                        self.forwarder.forward_to_endpoint(parts, body, connection.forwarded()).await
-                    }
-                }
-            }
-        }
+/// Refuses a POST whose body was read, with the IDs of its requests.
+fn refuse_post(components: &Components, code: ErrorCode, context: &RequestContext, body: &[u8]) -> Response<BoxBody> {
+    match classify(components, context, body, None) {
+        Route::Call(call) | Route::Task(_, call) => refusals::refuse_call(components, code, &call),
+        _ => refusals::refuse(components, code),
     }
+}
 
-    /// Classifies the POST of `context`.
-    fn classify(&self, context: &RequestContext, body: &[u8], version: Option<&ProtocolVersion>) -> Route {
-        let (declared, longest) = (self.config.dialects.declared, self.config.limits.batch);
-        classify::post(&context.parts.headers, body, version, declared, longest)
-    }
-
-    /// Refuses a POST whose body was read, with the IDs of its requests.
-    fn refuse_post(&self, code: ErrorCode, context: &RequestContext, body: &[u8]) -> Response<BoxBody> {
-        match self.classify(context, body, None) {
-            Route::Call(call) | Route::Task(_, call) => self.refusals.refuse_call(code, &call),
-            _ => self.refusals.refuse(code),
-        }
-    }
-
-    /// Reads the whole body, and reserves its bytes.
-    async fn read(&self, context: &mut RequestContext, body: Incoming) -> Result<Bytes, ErrorCode> {
-        let evict_for = |reservation: &_| self.log.evict_for(reservation);
-        let limit = self.config.limits.body_bytes;
-        let body = body::read(&context.parts.headers, body, limit, &context.quota, evict_for).await?;
-        context.body_bytes = body.len();
-        context.reserve();
-        Ok(body)
-    }
+/// Reads the whole body, and reserves its bytes.
+async fn read(components: &Components, context: &mut RequestContext, body: Incoming) -> Result<Bytes, ErrorCode> {
+    let evict_for = |reservation: &_| components.log.evict_for(reservation);
+    let limit = components.config.limits.body_bytes;
+    let body = body::read(&context.parts.headers, &context.facts, body, limit, &context.quota, evict_for).await?;
+    let body = body_events::without_mark(body);
+    context.body_bytes = body.len();
+    context.reserve();
+    Ok(body)
 }
 
 /// True for a WebSocket or a CONNECT. Other upgrades are offers that a server may ignore.
-fn is_tunnel_request(parts: &Parts) -> bool {
+fn is_tunnel_request(parts: &Parts, facts: &RequestFacts) -> bool {
+    if !facts.has(Present::Upgrade) {
+        return parts.method == Method::CONNECT;
+    }
     let protocols = parts.headers.get_all(UPGRADE).into_iter().filter_map(|value| value.to_str().ok());
     let is_websocket = |protocol: &str| protocol.trim().eq_ignore_ascii_case("websocket");
     parts.method == Method::CONNECT || protocols.flat_map(|value| value.split(',')).any(is_websocket)

@@ -10,7 +10,7 @@ use http::header::USER_AGENT;
 
 use crate::delivery::EmptyEvents;
 use crate::event_log::Session;
-use crate::protocol::headers::ProtocolVersion;
+use crate::protocol::headers::{ProtocolVersion, RequestFacts};
 
 /// First revision that specifies the priming event.
 const SPECIFIED_SINCE: &str = "2025-11-25";
@@ -21,11 +21,11 @@ const GO: &[u8] = b"Go-http-client";
 
 /// Returns the client's form of events with empty data. The revision is the session's, else
 /// `MCP-Protocol-Version`, else 2025-03-26.
-pub(super) fn empty_events(session: Option<&Session>, headers: &HeaderMap) -> EmptyEvents {
+pub(super) fn empty_events(session: Option<&Session>, facts: &RequestFacts, headers: &HeaderMap) -> EmptyEvents {
     let is_specified = |version: &ProtocolVersion| version.is_at_least(SPECIFIED_SINCE);
     let is_specified = match session.and_then(Session::version) {
         Some(version) => is_specified(version),
-        None => ProtocolVersion::from_headers(headers).is_some_and(|version| is_specified(&version)),
+        None => facts.version.as_ref().is_some_and(is_specified),
     };
     if is_specified {
         EmptyEvents::Untyped

@@ -10,7 +10,6 @@
 //! signals (in the binary), listeners (in the composition root), and requests for a drain (on the
 //! admin listener).
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 use http::HeaderName;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TrackedFuture;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{info, warn};
 
 use crate::clock;
@@ -98,9 +97,9 @@ impl Drain {
         self.leaving.cancelled().await;
     }
 
-    /// Counts `call` as a running call until it is finished or dropped.
-    pub fn track<F: Future>(&self, call: F) -> TrackedFuture<F> {
-        self.running.0.own().calls.track_future(call)
+    /// Counts a running call until the returned token is dropped.
+    pub fn begin_call(&self) -> TaskTrackerToken {
+        self.running.0.own().calls.token()
     }
 
     /// Resolves when the remaining calls are ended.
@@ -240,8 +239,14 @@ mod tests {
             max_sessions: 10,
         };
         let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10 };
-        let log =
-            EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None);
+        let log = EventLog::new(
+            identity,
+            bounds,
+            allowance,
+            Arc::new(Metrics::new(&Registrar::default()).unwrap()),
+            None,
+            None,
+        );
         Arc::new(Drain::new(Arc::new(log), TIMES, None))
     }
 
@@ -280,7 +285,10 @@ mod tests {
             async move { drain.run().await }
         });
         clock::sleep_until(began + Duration::from_secs(4)).await;
-        let call = drain.track(clock::sleep_until(began + Duration::from_secs(20)));
+        let call = async {
+            let _running = drain.begin_call();
+            clock::sleep_until(began + Duration::from_secs(20)).await;
+        };
         tokio::join!(call, async { running.await.unwrap() });
         assert_eq!(clock::now() - began, Duration::from_secs(20));
     }
@@ -295,7 +303,11 @@ mod tests {
         });
         let mut calls = Vec::new();
         while !drain.is_refusing_calls() {
-            calls.push(tokio::spawn(drain.track(std::future::pending::<()>())));
+            let running = drain.begin_call();
+            calls.push(tokio::spawn(async move {
+                let _running = running;
+                std::future::pending::<()>().await;
+            }));
             clock::sleep(Duration::from_secs(1)).await;
         }
         let ended = tokio::spawn({

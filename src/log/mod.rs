@@ -5,9 +5,12 @@
 //! together: a wake-up and a write for each line would cost more than a short call. Owned here: the
 //! limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker
 //! that logs never waits for the output; a line beyond the limit of the queue is dropped and
-//! counted. The format of a text line is in [`text`]. Absent: the texts.
+//! counted. The format of a text line is in [`text`], its time in [`timestamps`], and the escapes
+//! of a JSON line in [`json`]. Absent: the texts.
 
+pub mod json;
 pub mod text;
+pub mod timestamps;
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};

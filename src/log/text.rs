@@ -2,8 +2,9 @@
 //! of its cost.
 //!
 //! Each call ends with a line, and the default formatter spends a tenth of a short call on the
-//! fields of that line. Owned here: fields of plain types. Absent: all other fields, the time of a
-//! line, and lines for a terminal, which the default formatter writes.
+//! fields of that line. Owned here: fields of plain types. Absent: the time of a line
+//! (`timestamps.rs`), and all other fields and lines for a terminal, which the default formatter
+//! writes.
 
 use std::fmt::{self, Debug};
 

@@ -2,13 +2,14 @@
 //!
 //! Each component has its own families, in a `metrics.rs` of its folder: a struct with one method
 //! for each observation. This module holds only what they share. Label values are words of fixed
-//! sets, never anything a client sent, and every series is on the page from the start: the first
-//! increment of a counter is then an increase to Prometheus. Metrics that each call observes count
-//! by thread ([`per_thread`]).
+//! sets, and never a client's own. Every series is on the page from the start, so that the first
+//! increment of a counter is an increase to Prometheus. Metrics that each call observes count by
+//! thread ([`per_thread`]).
 
 mod errors;
 mod per_thread;
 mod process;
+mod repairs;
 
 use prometheus::{
     Encoder, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -18,6 +19,7 @@ pub use errors::Errors;
 pub use per_thread::{Counter, Counters, Histogram, Tally};
 pub use process::Process;
 pub use prometheus::Error;
+pub use repairs::{Repair, Repairs};
 
 /// A label and every value that it may have.
 pub type Label<'a> = (&'a str, &'a [&'a str]);

@@ -106,12 +106,12 @@ impl Tally {
         Self { changes: Arc::default(), shown }
     }
 
-    /// Counts one that begins.
+    /// Counts a beginning.
     pub fn inc(&self) {
         self.changes.own().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts one that ends.
+    /// Counts an end.
     pub fn dec(&self) {
         self.changes.own().fetch_sub(1, Ordering::Relaxed);
     }

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::protocol::call_name::CallName;
 use crate::protocol::trace::TraceContext;
 
-/// Part of a call's span that outlives its process. A store holds it in the record of the stream.
+/// Part of a call's span for other processes. A store holds it in the record of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
     #[serde(rename = "span")]
@@ -49,7 +49,7 @@ impl From<&CallName> for Name {
 pub struct CallSpan {
     traces: Arc<Traces>,
     record: CallRecord,
-    /// Context in another trace, which the header of the call names.
+    /// Context in another trace, from the header of the call.
     beside: Option<TraceContext>,
     is_over: AtomicBool,
 }
@@ -64,7 +64,7 @@ pub struct CallEnd {
     pub session: Option<String>,
     /// Word for the outcome.
     pub outcome: &'static str,
-    /// Word for the error, or `None` if there was none.
+    /// Word for the error, or `None` without an error.
     pub error: Option<&'static str>,
     /// Status of a response that passed through, or `None` for a stream.
     pub status: Option<u16>,
@@ -109,8 +109,8 @@ impl CallSpan {
     }
 
     /// Begins a span for the return of a client that came at `since_1970`. Its parent is the trace
-    /// context that the request names, if that is sampled; else this span; it is linked to this
-    /// span in both cases.
+    /// context of the request, if that is sampled, else this span. It is linked to this span in
+    /// both cases.
     pub fn begin_return(&self, request: Option<TraceContext>, since_1970: Duration) -> Span {
         let parent = request.filter(|request| request.is_sampled).unwrap_or(self.context());
         let mut span = self.begin_below(parent, "resume", SpanKind::Server, since_1970);

@@ -1,4 +1,4 @@
-//! Errors of the beginning of traces.
+//! Errors in the setup of traces.
 
 use crate::tls;
 

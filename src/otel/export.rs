@@ -1,7 +1,7 @@
 //! Export of spans: OTLP over HTTP, with messages in protobuf.
 //!
-//! The batch processor exports on its own thread, which has no runtime. The requests are therefore
-//! tasks of the runtime that started the export.
+//! The batch processor exports on its own thread, which has no runtime. So the requests are tasks
+//! of the runtime of the export's start.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest response of a collector that is read, in bytes.
 const RESPONSE_MAX: usize = 64 * 1024;
 
-/// Exporter that counts spans, and reports a collector that takes none.
+/// Exporter that counts spans, and reports a collector that takes no spans.
 #[derive(Debug)]
 pub(super) struct Exporter {
     otlp: Otlp,
@@ -48,17 +48,17 @@ pub(super) struct Exporter {
     is_failing: AtomicBool,
 }
 
-/// Facts of the last responses, which the exporter of the SDK does not pass on.
+/// Facts of the last responses. The exporter of the SDK does not pass them on.
 #[derive(Debug, Default)]
 struct Responses {
     /// Reason for the missing response to the last request, or `None` if it had one.
     failure: Mutex<Option<String>>,
-    /// Spans that the collector has rejected, of those in the last request.
+    /// Spans of the last request that the collector has rejected.
     rejected: AtomicUsize,
 }
 
 impl Exporter {
-    /// Creates the exporter, whose requests run on the runtime of the caller. `queued` counts the
+    /// Creates the exporter. Its requests run on the runtime of the caller. `queued` counts the
     /// spans that wait.
     pub(super) fn new(config: &config::Otel, queued: Arc<AtomicUsize>, metrics: Arc<Metrics>) -> Result<Self, Error> {
         let headers = config.headers.iter().cloned().collect();

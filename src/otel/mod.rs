@@ -3,11 +3,11 @@
 //! A call has one span from its POST to its end, across all connections and replicas: [`CallSpan`].
 //! Its requests to the server, its deliveries and its returns have spans below that one: [`Span`].
 //! A span goes to the collector once it has ended, by the batch processor of the SDK and OTLP over
-//! HTTP. The ID of a call's span is part of the record of its stream, so that another process can
-//! add to the trace, and can end the call in the place of a dead process. Invariants: without an
-//! endpoint nothing here exists, and a call that is not sampled has no span; a collector that takes
-//! nothing costs spans, and never a call. Absent: metrics, which are Prometheus's (`metrics`), log
-//! lines (`log`), and the form of `traceparent` (`protocol`).
+//! HTTP. The ID of a call's span is part of the record of its stream. So another process can add to
+//! the trace, and can end the call in the place of a dead process. Invariants: without an endpoint
+//! nothing here exists, and a call that is not sampled has no span. A collector that takes nothing
+//! costs spans, and never a call. Absent: metrics, which are Prometheus's (`metrics`), log lines
+//! (`log`), and the form of `traceparent` (`protocol`).
 
 mod call_span;
 mod error;
@@ -94,8 +94,8 @@ impl Traces {
     }
 
     /// Begins the span of a call whose request came at this time since 1970. Returns `None` for a
-    /// call that is not sampled: its sender decides, or for a trace that begins here the configured
-    /// share.
+    /// call that is not sampled. Its sender decides. For a trace that begins here, the configured
+    /// share decides.
     pub fn begin_call(self: &Arc<Self>, request: RequestTrace, came: Duration) -> Option<Arc<CallSpan>> {
         let context = match request.parent {
             Some(parent) if !parent.is_sampled => return None,

@@ -28,7 +28,7 @@ impl Span {
         self.context
     }
 
-    /// Sets an attribute, which the span does not have yet.
+    /// Sets a new attribute of the span.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(data) = &mut self.data {
             data.attributes.push(KeyValue::new(key, value));
@@ -42,7 +42,7 @@ impl Span {
         }
     }
 
-    /// Marks the span as failed by an error, which has this word.
+    /// Marks the span as failed by an error with this word.
     pub fn fail(&mut self, error: impl Into<Cow<'static, str>>) {
         let error = error.into();
         self.set("error.type", StringValue::from(error.clone()));

@@ -287,9 +287,9 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
     host.to_str().ok()?.parse().ok()
 }
 
-/// Returns the result of [`host_and_port`] for a name or IPv4 address with or without a port, at a
-/// tenth of the cost of parsing an authority. Nearly every request has such a host. Returns `None`
-/// for all others, valid or not.
+/// Returns the result of [`host_and_port`] for a name or IPv4 address, with or without a port. This
+/// costs a tenth of parsing an authority. Nearly every request has such a host. Returns `None` for
+/// all others, valid or not.
 fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let text = host.to_str().ok()?;

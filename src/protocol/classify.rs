@@ -6,7 +6,7 @@
 use http::{HeaderMap, Method};
 
 use super::dialect::{self, Declared};
-use super::error::ErrorCode;
+use super::error::{ErrorCode, Subject};
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
@@ -51,6 +51,8 @@ pub struct Call {
     pub version: ProtocolVersion,
     /// The method of its request, or `batch` for an array.
     pub method: MethodName,
+    /// The subject of errors about it.
+    pub subject: Subject,
     methods: MethodSet,
 }
 
@@ -84,11 +86,6 @@ impl Call {
     /// notifications for as long as the client listens.
     pub fn has_listen(&self) -> bool {
         self.methods.has_any(MethodSet::LISTEN)
-    }
-
-    /// Returns true if the proxy may change its body: it opens a session, or listens.
-    pub fn may_be_edited(&self) -> bool {
-        self.methods.has_any(MethodSet::INITIALIZE.union(MethodSet::LISTEN))
     }
 
     /// Returns true if it holds `tools/call`.
@@ -186,23 +183,33 @@ fn era_of(headers: &HeaderMap) -> Era {
     }
 }
 
-/// Classifies a POST by its head and JSON body. `session_version` is the revision of its session's
-/// record, `enabled` are the dialects of the proxy, and `batch_max` limits the messages of an
-/// array.
+/// Classifies a POST by its JSON body. `header` is the revision in its head, `session_version` that
+/// of its session's record, `enabled` are the dialects of the proxy, and `batch_max` limits the
+/// messages of an array.
 pub fn post(
-    headers: &HeaderMap,
+    header: Option<&ProtocolVersion>,
     body: &[u8],
     session_version: Option<&ProtocolVersion>,
     enabled: Declared,
     batch_max: usize,
 ) -> Route {
-    let messages = match jsonrpc::peek_up_to(body, batch_max) {
-        Ok(messages) => messages,
+    let (messages, meta) = match jsonrpc::peek_with_version(body, batch_max) {
+        Ok(peeked) => peeked,
         Err(PeekError::TooLong) => return Route::Refuse(ErrorCode::BatchTooLong),
-        Err(PeekError::NotJson) => return Route::Refuse(ErrorCode::NotJson),
-        Err(PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId) => {
-            return Route::Refuse(ErrorCode::BadRequest);
+        Err(PeekError::NotJson) => {
+            // What only lenient parsers read is the server's to judge, if it has an envelope.
+            return match jsonrpc::readable(body).filter(|readable| readable != body) {
+                Some(readable) => post(header, &readable, session_version, enabled, batch_max),
+                None => Route::Refuse(ErrorCode::NotJson),
+            };
         }
+        Err(PeekError::BadId) => {
+            return match jsonrpc::notification_with_null_id(body) {
+                Some(notification) => Route::ClientResponses(vec![notification]),
+                None => Route::Refuse(ErrorCode::BadRequest),
+            };
+        }
+        Err(PeekError::NotMessage | PeekError::DuplicateKey(_)) => return Route::Refuse(ErrorCode::BadRequest),
     };
     if let Some(route) = dialect(messages.messages(), enabled) {
         return route;
@@ -213,12 +220,12 @@ pub fn post(
             Body::Batch(messages) => messages,
         });
     }
-    match version(headers, body, session_version) {
+    match version(header, meta.as_deref(), session_version) {
         Some(version) => {
             let (methods, is_batch) = (MethodSet::of(messages.messages()), matches!(messages, Body::Batch(_)));
-            let task = task_request(&messages, body);
+            let (task, subject) = (task_request(&messages, body), Subject::of(messages.messages()));
             let (method, ids) = method_and_ids(messages);
-            let call = Call { ids, is_batch, version, method, methods };
+            let call = Call { ids, is_batch, version, method, subject, methods };
             match task {
                 Some(task) => Route::Task(task, call),
                 None => Route::Call(call),
@@ -269,13 +276,16 @@ fn method_and_ids(messages: Body) -> (MethodName, Vec<RequestId>) {
 }
 
 /// Returns the protocol revision of a request, or `None` if header and `_meta` name different ones.
-fn version(headers: &HeaderMap, body: &[u8], session: Option<&ProtocolVersion>) -> Option<ProtocolVersion> {
-    let header = ProtocolVersion::from_headers(headers);
-    let Some(meta) = jsonrpc::meta_protocol_version(body) else {
-        return Some(header.or_else(|| session.cloned()).unwrap_or(ProtocolVersion::DEFAULT));
+fn version(
+    header: Option<&ProtocolVersion>,
+    meta: Option<&str>,
+    session: Option<&ProtocolVersion>,
+) -> Option<ProtocolVersion> {
+    let Some(meta) = meta else {
+        return Some(header.or(session).cloned().unwrap_or(ProtocolVersion::DEFAULT));
     };
-    match (header, ProtocolVersion::parse(&meta)) {
-        (Some(header), Some(meta)) if header == meta => Some(header),
+    match (header, ProtocolVersion::parse(meta)) {
+        (Some(header), Some(meta)) if *header == meta => Some(meta),
         (Some(_) | None, Some(_) | None) => None,
     }
 }

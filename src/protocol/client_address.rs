@@ -1,9 +1,9 @@
 //! The client of a request, and the headers of proxies that describe it.
 //!
-//! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted:
-//! from the right, over trusted addresses, to the first that is not trusted. All functions are
-//! pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and schemes,
-//! which are in the request itself.
+//! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted. It
+//! is read from the right, over trusted addresses, to the first that is not trusted. All functions
+//! are pure. Absent: `Forwarded`, which is passed on or dropped and never read, and hosts and
+//! schemes, which are in the request itself.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -115,7 +115,7 @@ impl Trust {
     }
 
     /// Walks `entries`, the newest first, from the trusted `peer` to the first address that is not
-    /// trusted, or to the last one before an entry that is no address.
+    /// trusted. Ends before an entry that is no address.
     fn farthest<'a>(&self, peer: IpAddr, entries: impl Iterator<Item = &'a [u8]>) -> IpAddr {
         let mut farthest = peer;
         // RFC 9110 §5.6.1.2: an empty element of a list is ignored.

@@ -38,7 +38,7 @@ pub enum Message {
     },
     /// The reply to [`Message::Where`].
     There {
-        /// The number from the question.
+        /// The number from the request.
         number: u64,
         /// The last event, or `None` if there is no such stream.
         upto: Option<Seq>,
@@ -62,7 +62,7 @@ pub enum Message {
     },
     /// The reply to [`Message::Repeated`].
     Known {
-        /// The number from the question.
+        /// The number from the request.
         number: u64,
         /// The state of the call.
         known: RepeatedCall,
@@ -94,7 +94,7 @@ pub enum RepeatedCall {
     Another,
     /// The key was used with another body.
     OtherBody,
-    /// The call runs without a response yet: ask again.
+    /// The call runs without a response yet: the request is to be repeated.
     Waiting,
     /// The response is this stream.
     Stream(StreamId),
@@ -111,7 +111,7 @@ pub struct Reader {
     pub stream: StreamId,
     /// The replica of the reader.
     pub from: Owner,
-    /// The reader, or `None` if there is none any more.
+    /// The reader, or `None` if it has gone.
     pub attach: Option<AttachId>,
     /// The last event that was written to the reader.
     pub written: Seq,
@@ -140,12 +140,12 @@ pub struct HttpMessage {
     pub headers: Vec<(String, Base64)>,
     /// The whole body.
     pub body: Base64,
-    /// The replica that answers a request, among those that get it.
+    /// The replica that responds to a request, among its recipients.
     #[serde(default)]
     pub to: Recipient,
 }
 
-/// The replica that answers a forwarded request.
+/// The replica that responds to a forwarded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Recipient {
     /// Any replica that the request may concern.

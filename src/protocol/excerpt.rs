@@ -1,10 +1,9 @@
-//! First and last bytes of a message that is not read as a whole, and the kind and the ID that they
-//! prove.
+//! First and last bytes of a message that is not read as a whole. They prove its kind and its ID.
 //!
 //! A server may send a message larger than the limit. It is dropped while it arrives, and the call
 //! that waits for it has to end. Its ID stands before or behind the payload, so these two ends are
 //! kept. A kind or an ID counts only if a member of the message itself gives it, whole and in the
-//! excerpt: an `"id"` in a string or in a nested value does not count. Absent: validation. In bytes
+//! excerpt. An `"id"` in a string or in a nested value does not count. Absent: validation. In bytes
 //! that are no JSON the excerpt may show a message that does not exist.
 
 use bytes::Bytes;

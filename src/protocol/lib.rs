@@ -6,15 +6,18 @@
 //! every protocol bug.
 
 pub mod access;
+pub mod body_events;
 pub mod bridge;
 pub mod call_name;
 pub mod certificate;
 pub mod channel;
 pub mod classify;
 pub mod client_address;
+pub mod client_names;
 pub mod cluster;
 pub mod dialect;
 pub mod effects;
+pub mod era;
 pub mod error;
 pub mod excerpt;
 pub mod headers;
@@ -22,10 +25,13 @@ pub mod http1;
 pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;
+pub mod lists;
+pub mod named_rules;
 pub mod progress;
 pub mod refusal;
 pub mod request_ids;
 pub mod routing;
+pub mod session_cookies;
 pub mod session_refusal;
 pub mod sse;
 pub mod stream;
@@ -33,3 +39,4 @@ pub mod stream_url;
 pub mod tail;
 pub mod tasks;
 pub mod trace;
+pub mod unicode_line_ends;

@@ -166,9 +166,9 @@ pub fn status_text(message: &[u8]) -> Option<String> {
     Some(format!("{}{of_total}{text}", number(value)))
 }
 
-/// Returns the value of the next notification of the proxy's own: 0 if there was none yet, else the
-/// larger of its own last one and the server's last one, and a step more. Without end of finite
-/// values it stays.
+/// Returns the value of the next notification of the proxy's own. It is 0 for the first. Else it is
+/// a step more than the larger of the proxy's and the server's last value. At the largest finite
+/// value it stays.
 pub fn next_value(own: Option<f64>, server: Option<f64>) -> f64 {
     let last = match (own, server) {
         (None, None) => return 0.0,

@@ -1,5 +1,4 @@
-//! Headers of a refused request that its client would act on, as members of the error that takes
-//! the place of the response.
+//! Headers of a refusal that a client acts on, as members of the error in place of the response.
 //!
 //! Owned here: the names and limits of these members. Absent: the status, which is a part of the
 //! failure ([`super::error::Failure::http_status`]).
@@ -26,19 +25,15 @@ impl RefusalHeaders {
         if has_any { Some(Box::new(Self { www_authenticate, retry_after })) } else { None }
     }
 
-    /// Adds the members to the `data` of an error.
-    pub(super) fn add_to(&self, data: &mut Value) {
+    /// Returns the members of an error's `data`.
+    pub(super) fn members(&self) -> Vec<(&'static str, Value)> {
         let members = [("wwwAuthenticate", &self.www_authenticate), ("retryAfter", &self.retry_after)];
-        for (name, value) in members {
-            if let Some(value) = value {
-                data[name] = json!(value);
-            }
-        }
+        members.into_iter().filter_map(|(name, value)| value.as_ref().map(|value| (name, json!(value)))).collect()
     }
 }
 
-/// Returns the values of a header as one list. Values that are no text are left out, and those from
-/// the first one on that exceeds the limit: half a challenge would mislead.
+/// Returns the values of a header as one list. Values that are no text are left out. The first
+/// value beyond the limit is left out, and so are all after it: half a challenge would mislead.
 fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<Box<str>> {
     let mut list = String::new();
     for value in headers.get_all(name).iter().filter_map(|value| value.to_str().ok()) {
@@ -64,11 +59,8 @@ mod tests {
         pairs.for_each(|(name, value)| {
             headers.append(name, value);
         });
-        let mut data = json!({});
-        if let Some(refusal) = RefusalHeaders::of(&headers) {
-            refusal.add_to(&mut data);
-        }
-        data
+        let members = RefusalHeaders::of(&headers).map(|refusal| refusal.members()).unwrap_or_default();
+        members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<serde_json::Map<_, _>>().into()
     }
 
     #[test]

@@ -27,9 +27,8 @@ pub enum IdUse {
 }
 
 /// Digest of a request ID. Records of sessions in stores have it. Two IDs with equal digests are
-/// taken for one, which costs their session no more than the retries of calls that are still
-/// attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// taken for one. This costs their session no more than the retries of attached calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IdDigest(u32);
 

@@ -28,9 +28,9 @@ const REQUEST_STATE: &str = "requestState";
 /// Begin of the methods that concern tasks.
 const TASKS: &[u8] = b"tasks/";
 
-/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else the
-/// name of a task, else a resume token or a task in `body`, else its session. `body` may be
-/// incomplete and then names none.
+/// Returns the replica that a request names. The first of these counts: its `Last-Event-ID`, its
+/// stream URL, the name of a task, a resume token or a task in `body`, its session. An incomplete
+/// `body` names no replica.
 pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
     of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
 }

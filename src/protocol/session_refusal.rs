@@ -83,8 +83,7 @@ impl fmt::Debug for RefusalPattern {
 pub enum Refusal {
     /// The response refuses no session.
     None,
-    /// A 404 in words that are not known: a refusal of the session, or the response of a tool that
-    /// ran.
+    /// A 404 in unknown words: a refusal of the session, or the response of a tool that ran.
     Possible(Words),
     /// The response refuses the session in known words, unless a tool has used them.
     Known,
@@ -141,9 +140,9 @@ impl SessionRefusals {
         matches!(status, NOT_FOUND | BAD_REQUEST) || self.configured.iter().any(|pattern| pattern.status == status)
     }
 
-    /// Returns whether the response to a request that named a session refuses that session. `body`
-    /// is `None` if the body is larger than [`BODY_MAX`] or could not be read. `ids` are the ids of
-    /// the request; a GET, a DELETE, a notification and a client response have no ids.
+    /// Returns whether the response to a request in a session refuses the session. `body` is `None`
+    /// if the body is larger than [`BODY_MAX`] or could not be read. `ids` are the ids of the
+    /// request; a GET, a DELETE, a notification and a client response have no ids.
     pub fn judge(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> Refusal {
         if !self.may_have(status) {
             return Refusal::None;
@@ -268,12 +267,15 @@ impl Subject {
     }
 
     fn of_message(message: &Value, ids: &[RequestId]) -> Self {
+        // Some servers write `null` for the member that they do not mean.
+        let has = |member| message.get(member).is_some_and(|value| !value.is_null());
         match message.get("id") {
             None | Some(Value::Null) => Self::NoRequest,
             Some(Value::String(id)) if id == NO_REQUEST => Self::NoRequest,
             Some(id) if !ids.iter().any(|own| is_same(own, id)) => Self::Other,
+            Some(_) if has("result") => Self::Result,
+            Some(_) if has("error") => Self::Error,
             Some(_) if message.get("result").is_some() => Self::Result,
-            Some(_) if message.get("error").is_some() => Self::Error,
             Some(_) => Self::Other,
         }
     }
@@ -342,6 +344,7 @@ mod tests {
             (404, "Session terminated"),
             // C#, with the request's own ID.
             (404, r#"{"error":{"code":-32001,"message":"Session not found"},"id":7,"jsonrpc":"2.0"}"#),
+            (404, r#"{"error":{"code":-32001,"message":"Session not found"},"result":null,"id":7,"jsonrpc":"2.0"}"#),
             // Java: JSON that is no JSON-RPC.
             (404, r#"{"jsonRpcError":{"code":-32603,"message":"Session not found: abc"},"stackTrace":[]}"#),
             (400, "Unknown Mcp-Session-Id header"),

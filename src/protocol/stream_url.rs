@@ -1,10 +1,10 @@
 //! The wire form of the stream URL, [SEP-1335]: a `Link` with a target on the endpoint that names
 //! one stream.
 //!
-//! The target is a reference relative to the request's own, `?<its own query>&mcp-stream=<handle>`,
-//! so that it stays valid behind proxies that end TLS or rewrite paths. It grants the same access
-//! as an event ID, so the parameter is removed from a request before other code sees it. Absent:
-//! the existence of the stream, and the caller's right to it.
+//! The target is a reference relative to the request's own, `?<its own query>&mcp-stream=<handle>`.
+//! So it stays valid behind proxies that end TLS or rewrite paths. It grants the same access as an
+//! event ID, so the parameter is removed from a request before other code sees it. Absent: the
+//! existence of the stream, and the caller's right to it.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -111,8 +111,8 @@ fn value_of(parameter: &str) -> Option<&str> {
     if name == PARAMETER { Some(value) } else { None }
 }
 
-/// Adds a query with escapes for bytes that queries hold in practice, and that a link target
-/// between angle brackets must not.
+/// Adds a query. Bytes that queries hold in practice, but a link target between angle brackets must
+/// not, are escaped.
 fn push_escaped(link: &mut String, query: &str) {
     for byte in query.bytes() {
         match byte {

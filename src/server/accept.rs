@@ -1,11 +1,12 @@
 //! Accept loop of a listener. It is generic over the transport, so that the same code serves TCP,
 //! pipes and simulated networks.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -18,17 +19,18 @@ use super::connection::{serve_plain, serve_tls};
 use super::connection_limit::{ConnectionLimit, refuse};
 use super::handler::{Handler, NewConnection, Peer, StopSignal};
 use super::http1;
+use super::listener::BACKLOG;
 use super::metrics::Metrics;
 use super::prefixed_io::PrefixedIo;
-use crate::clock;
-use crate::protocol::error::ErrorCode;
-use crate::tls::Certificates;
+use mcp_resume_base::clock;
+use mcp_resume_protocol::error::ErrorCode;
+use mcp_resume_tls::Certificates;
 
 /// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time that a peer may acknowledge nothing; it is then gone. Linux counts a peer that
 /// acknowledges with a closed window as well. So this is longer than
-/// [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends that one.
+/// [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends the response to such a peer.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(65);
 /// Silence before the kernel probes a peer. A client that waits for its response to begin is sent
@@ -83,6 +85,8 @@ pub struct ListenerConfig {
     pub protocols: Protocols,
     /// Limit of the bytes of a request's head.
     pub header_bytes: usize,
+    /// Time after which a connection without a request is closed.
+    pub idle: Duration,
     /// Limit of the open connections.
     pub limit: ConnectionLimit,
     /// Metrics that count the connections, or `None` if they are not counted.
@@ -110,9 +114,10 @@ impl Protocols {
     }
 }
 
-/// Serves every connection with `handler` until `shutdown`, then accepts no more and waits until
-/// the open ones have ended. At `leaving` it ends, after their running requests, the connections
-/// that have had one. Connections are accepted as before.
+/// Serves every connection with `handler` until `shutdown`, then accepts the connections that still
+/// wait in the backlog, and waits until all have ended. At `leaving` it ends, after their running
+/// requests, the connections that have had one. Connections are accepted as before. A request that
+/// has arrived is served before its connection ends.
 pub async fn serve<A: Accept, H: Handler>(
     mut listener: A,
     config: ListenerConfig,
@@ -143,10 +148,25 @@ pub async fn serve<A: Accept, H: Handler>(
             Err(error) => pause_after(&error).await,
         }
     }
+    for _ in 0..BACKLOG {
+        let Some((io, address)) = next_waiting(&mut listener).await else { break };
+        accept(io, address, &config, &handler, &ending);
+    }
     drop(listener);
     drop(ending);
     let _ = end.send(StopSignal::Stopping);
     end.closed().await;
+}
+
+/// Returns a connection that waits to be accepted, or `None` without one. The close of a listener
+/// resets the connections in its backlog, with the requests on them.
+pub(super) async fn next_waiting<A: Accept>(listener: &mut A) -> Option<(A::Io, SocketAddr)> {
+    // The runtime notices such connections, and permits further ones, when this task yields.
+    tokio::task::yield_now().await;
+    match poll_fn(|cx| Poll::Ready(pin!(listener.accept()).poll(cx))).await {
+        Poll::Ready(Ok(accepted)) => Some(accepted),
+        Poll::Ready(Err(_)) | Poll::Pending => None,
+    }
 }
 
 /// Serves one accepted connection in a task of its own, or refuses it.
@@ -160,7 +180,7 @@ fn accept<Io, H>(
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Handler,
 {
-    let ListenerConfig { protocols, header_bytes, limit, metrics } = config;
+    let ListenerConfig { protocols, header_bytes, idle, limit, metrics } = config;
     // Before any handshake, so that a refusal costs none.
     let Some(permit) = limit.try_acquire() else {
         if let Some(metrics) = metrics {
@@ -174,7 +194,8 @@ fn accept<Io, H>(
         return;
     };
     let peer = Peer { address, scheme: "http", certificate: None };
-    let new = NewConnection { peer, header_bytes: *header_bytes, handler: handler.clone(), ending: ending.clone() };
+    let (header_bytes, idle, handler, ending) = (*header_bytes, *idle, handler.clone(), ending.clone());
+    let new = NewConnection { peer, header_bytes, idle, handler, ending };
     let (protocols, metrics) = (protocols.clone(), metrics.clone());
     tokio::spawn(async move {
         if let Some(metrics) = &metrics {
@@ -203,12 +224,12 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::HEAD_TIMEOUT;
     use crate::body::{Incoming, whole};
-    use crate::server::HEAD_TIMEOUT;
 
     fn config(connections: usize) -> ListenerConfig {
         let limit = ConnectionLimit::new(connections);
-        ListenerConfig { protocols: Protocols::Plain, header_bytes: 8192, limit, metrics: None }
+        ListenerConfig { protocols: Protocols::Plain, header_bytes: 8192, idle: HEAD_TIMEOUT, limit, metrics: None }
     }
 
     /// Source of one connection.
@@ -254,7 +275,15 @@ mod tests {
 
     /// Sends a request, and returns the head of its response.
     async fn asked(client: &mut DuplexStream) -> String {
+        ask(client).await;
+        head(client).await
+    }
+
+    async fn ask(client: &mut DuplexStream) {
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
+    }
+
+    async fn head(client: &mut DuplexStream) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(client.read_u8().await.expect("a response"));
@@ -288,6 +317,25 @@ mod tests {
         for _ in 0..2 {
             assert!(asked(&mut late).await.starts_with("HTTP/1.1 200"));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_wait_to_be_accepted_are_served_before_the_end() {
+        let (send, connections) = mpsc::channel(2);
+        let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+        let mut clients = Vec::new();
+        for _ in 0..2 {
+            let (mut client, far) = duplex(1024);
+            ask(&mut client).await;
+            send.send(far).await.expect("room");
+            clients.push(client);
+        }
+        let serving = tokio::spawn(serve(Sent(connections), config(2), handler, pending(), async {}));
+        for client in &mut clients {
+            assert!(head(client).await.starts_with("HTTP/1.1 200"));
+            assert_eq!(client.read(&mut [0]).await.expect("a pipe"), 0, "it ends");
+        }
+        serving.await.expect("it ends");
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,8 +8,8 @@ use tracing::debug;
 use super::handler::{Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use super::{HEAD_TIMEOUT, http1, http2};
-use crate::protocol::certificate::CertificateNames;
-use crate::tls::{self, Certificates};
+use mcp_resume_protocol::certificate::CertificateNames;
+use mcp_resume_tls::{self as tls, Certificates};
 
 /// Serves a TLS connection.
 pub(super) async fn serve_tls<Io, H>(io: Io, certificates: Arc<Certificates>, mut new: NewConnection<H>)
@@ -19,6 +19,7 @@ where
 {
     let handshake = tokio::time::timeout(HEAD_TIMEOUT, certificates.current().accept(io));
     let accepted = tokio::select! {
+        biased;
         accepted = handshake => accepted,
         () = new.stopped() => return,
     };
@@ -46,6 +47,8 @@ where
 {
     let mut io = PrefixedIo::new(io);
     let detected = tokio::select! {
+        // A request that has arrived is served.
+        biased;
         detected = tokio::time::timeout(HEAD_TIMEOUT, http2::detect(&mut io)) => detected,
         () = new.stopped() => return,
     };
@@ -69,8 +72,8 @@ mod tests {
 
     use super::*;
     use crate::body::{Incoming, whole};
-    use crate::clock;
-    use crate::server::handler::{Peer, StopSignal};
+    use crate::handler::{Peer, StopSignal};
+    use mcp_resume_base::clock;
 
     #[tokio::test(start_paused = true)]
     async fn an_incomplete_preface_is_given_up_after_the_head_timeout() {
@@ -80,7 +83,7 @@ mod tests {
             let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
             let address = SocketAddr::from(([127, 0, 0, 1], 1));
             let peer = Peer { address, scheme: "http", certificate: None };
-            let new = NewConnection { peer, header_bytes: 65_536, handler, ending };
+            let new = NewConnection { peer, header_bytes: 65_536, idle: HEAD_TIMEOUT, handler, ending };
             let begin = clock::now();
             let serving = tokio::spawn(serve_plain(far, new));
             near.write_all(begun).await.expect("room");

@@ -1,8 +1,8 @@
 //! Limit of the open connections, and the refusal of one more.
 //!
 //! A connection over the limit is accepted, refused and closed, as Envoy and nginx do it (nginx
-//! without a response): its client knows at once, whereas one left in the kernel's queue waits for
-//! a place that may never come.
+//! without a response). So its client knows at once. A connection that stays in the kernel's queue
+//! waits for a place that may never come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::respond;
-use crate::protocol::error::ErrorCode;
+use mcp_resume_protocol::error::ErrorCode;
 
 /// Divisor of the connection limit: this share of it may be busy with a refusal. Beyond it,
 /// connections are closed without one.

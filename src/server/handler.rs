@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use hyper::body;
 use tokio::sync::watch;
 
 use crate::body::{BoxBody, Incoming};
-use crate::clock::{self, Alarm};
-use crate::protocol::certificate::CertificateNames;
+use mcp_resume_base::clock::{self, Alarm};
+use mcp_resume_protocol::certificate::CertificateNames;
 
 /// The other end of a connection.
 pub struct Peer {
@@ -78,7 +78,7 @@ pub trait ConnectionState: Send + Sync + 'static {
     fn ended(&self, by: ClosedBy);
 }
 
-/// Side that closed an HTTP/1.1 connection which has ended without an error.
+/// Side that closed an HTTP/1.1 connection, after an end without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClosedBy {
     /// The client, after the socket had taken all that was written.
@@ -117,6 +117,8 @@ pub(super) enum StopSignal {
 pub(super) struct NewConnection<H> {
     pub(super) peer: Peer,
     pub(super) header_bytes: usize,
+    /// Time after which the connection is closed if it has no request.
+    pub(super) idle: Duration,
     pub(super) handler: H,
     pub(super) ending: watch::Receiver<StopSignal>,
 }

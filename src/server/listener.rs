@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// Connections that wait to be accepted. After a restart of a load balancer, all its clients
 /// connect at once.
-const BACKLOG: u32 = 4096;
+pub(super) const BACKLOG: u32 = 4096;
 
 /// Configuration key of the address for clients.
 pub const LISTEN: &str = "listen.address";
@@ -56,7 +56,6 @@ pub fn bind(key: &'static str, address: SocketAddr) -> Result<(TcpListener, Sock
 ///
 /// # Errors
 /// If the runtime cannot use the listener.
-#[cfg(feature = "balancer")]
 pub fn adopt(
     key: &'static str,
     address: SocketAddr,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::metrics::{Error, Errors, Registrar, Tally};
+use mcp_resume_metrics::{Error, Errors, Registrar, Tally};
 
 /// Metrics of HTTP servers.
 pub struct Metrics {

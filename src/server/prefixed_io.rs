@@ -1,4 +1,4 @@
-//! I/O with a prefix: bytes that were read from it before the codec that reads them now.
+//! I/O with a prefix: bytes that were read before the codec reads them.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;

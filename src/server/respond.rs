@@ -12,25 +12,23 @@ use tracing::warn;
 
 use crate::body::BoxBody;
 use crate::body::whole;
-use crate::clock;
-use crate::metrics::Errors;
-use crate::protocol::access;
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers;
-use crate::protocol::ids::Owner;
-use crate::protocol::jsonrpc::RequestId;
-use crate::sync;
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
+use mcp_resume_metrics::Errors;
+use mcp_resume_protocol::access;
+use mcp_resume_protocol::error::{Details, ErrorCode, Failure, Subject};
+use mcp_resume_protocol::headers;
+use mcp_resume_protocol::ids::Owner;
 
 /// Seconds in `Retry-After`.
 const RETRY_AFTER_SECS: &str = "1";
 /// Pause between log lines of refusals that any client can cause.
 const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// Returns a JSON-RPC error as a whole response; see [`Failure::to_body`].
-pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<BoxBody> {
-    let body = Bytes::from(failure.to_body(ids, batch));
+/// Returns a failure as a whole response with its error, or its errors, as `body`.
+pub fn failure(failure: Failure, body: impl Into<Bytes>) -> Response<BoxBody> {
     let status = failure.code.http_status();
-    let mut response = json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), body);
+    let mut response = json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), body.into());
     if matches!(status, 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
     }
@@ -53,6 +51,11 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
         response.extensions_mut().insert(CallFailure);
     }
     response
+}
+
+/// Returns the failure of a request whose ID and method are unknown.
+pub fn failure_without_id(failure: Failure) -> Response<BoxBody> {
+    self::failure(failure, failure.to_message(None, Subject::Request))
 }
 
 /// Marks a refusal of a request that another replica may take.
@@ -94,14 +97,13 @@ pub fn has_own_head(response: &Response<BoxBody>) -> bool {
 
 /// Returns the refusal of a request before any byte of it reached the upstream.
 pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
-    failure(Failure::before_run(code), &[], false)
+    failure_without_id(Failure::before_run(code))
 }
 
 /// Returns a refusal with `detail` after the error's constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
-    let mut response = refusal(code);
-    *response.body_mut() = whole(Failure::before_run(code).to_message_about(None, detail).into());
-    response
+    let failure = Failure::before_run(code);
+    self::failure(failure, failure.to_message_with(None, Subject::Request, Details::of_text(detail)))
 }
 
 /// True if another refusal may be logged. Any client can cause one, so the log has at most one in
@@ -118,7 +120,7 @@ fn may_log_refusal() -> bool {
 }
 
 /// Returns the refusal of a request for its host or its origin. It names the host or origin, and
-/// the key that would allow it. Counts it, and logs some of them.
+/// the key to allow it. Counts each refusal, and logs some.
 pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &Errors) -> Response<BoxBody> {
     let detail = match code {
         ErrorCode::HostRefused => access::host_refused(uri, headers),

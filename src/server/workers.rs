@@ -1,8 +1,8 @@
 //! Worker threads, and the distribution of accepted connections among them.
 //!
 //! Workers get connections in turn, so that they share the work evenly. **Invariant:** a busy
-//! worker blocks neither the acceptor nor another worker: it is passed over while connections wait
-//! for it. Absent: serving a connection.
+//! worker blocks neither the acceptor nor another worker. While it is behind, others get the next
+//! connections. Absent: serving a connection.
 
 use std::future::{Future, pending, poll_fn};
 use std::io;
@@ -15,7 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime;
 use tokio::sync::mpsc;
 
-use super::accept::{Accept, pause_after};
+use super::accept::{Accept, next_waiting, pause_after};
+use super::listener::BACKLOG;
 
 /// A worker with this many waiting connections is behind: others get the next ones.
 const BEHIND: usize = 4;
@@ -24,7 +25,7 @@ const BEHIND: usize = 4;
 pub type AcceptedConnection = (std::net::TcpStream, SocketAddr);
 
 /// Starts a worker thread with a runtime of its own, where `serve` takes its connections. Returns
-/// the queue of these, which holds at most `queue`.
+/// the queue of connections, with room for `queue`.
 ///
 /// # Errors
 /// If the thread or its runtime cannot be created.
@@ -39,33 +40,45 @@ pub fn start_worker<F: Future<Output = ()>>(
     Ok(sender)
 }
 
-/// Accepts connections and distributes them to the queues of `workers` until `shutdown`.
+/// Accepts connections and distributes them to the queues of `workers` until `shutdown`. A
+/// connection that is accepted then is still sent to a worker.
 pub async fn distribute(
-    mut listener: TcpListener,
-    workers: Vec<mpsc::Sender<AcceptedConnection>>,
+    listener: &mut TcpListener,
+    workers: &[mpsc::Sender<AcceptedConnection>],
     shutdown: impl Future<Output = ()>,
 ) {
     let mut shutdown = pin!(shutdown);
     let mut turn = 0;
     loop {
         let accepted = tokio::select! {
-            accepted = Accept::accept(&mut listener) => accepted,
+            accepted = Accept::accept(listener) => accepted,
             () = &mut shutdown => return,
         };
-        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+        match accepted {
             Ok(accepted) => {
-                tokio::select! {
-                    () = send(accepted, &workers, turn) => turn = (turn + 1) % workers.len().max(1),
-                    () = &mut shutdown => return,
-                }
+                send(accepted, workers, turn).await;
+                turn = (turn + 1) % workers.len().max(1);
             }
             Err(error) => pause_after(&error).await,
         }
     }
 }
 
+/// Distributes the connections that wait to be accepted, before the listener is closed. The workers
+/// must stop after the end of this.
+pub async fn distribute_waiting(listener: &mut TcpListener, workers: &[mpsc::Sender<AcceptedConnection>]) {
+    for _ in 0..BACKLOG {
+        let Some(accepted) = next_waiting(listener).await else { return };
+        send(accepted, workers, 0).await;
+    }
+}
+
 /// Sends one connection to a worker. Waits only if all queues are full.
-async fn send(accepted: AcceptedConnection, workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) {
+async fn send((stream, peer): (TcpStream, SocketAddr), workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) {
+    let accepted = match stream.into_std() {
+        Ok(stream) => (stream, peer),
+        Err(error) => return pause_after(&error).await,
+    };
     match choose(workers, turn) {
         Some(worker) => {
             // A worker is gone only if the process ends.
@@ -79,8 +92,8 @@ async fn send(accepted: AcceptedConnection, workers: &[mpsc::Sender<AcceptedConn
     }
 }
 
-/// Returns the worker whose turn it is, or the one with the shortest queue if that one is behind.
-/// `None` if all queues are full.
+/// Returns the next worker in turn, or the worker with the shortest queue if the next one is
+/// behind. `None` if all queues are full.
 fn choose(workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) -> Option<&mpsc::Sender<AcceptedConnection>> {
     let waiting = |worker: &mpsc::Sender<AcceptedConnection>| worker.max_capacity() - worker.capacity();
     let in_turn = || workers.iter().cycle().skip(turn).take(workers.len());
@@ -123,9 +136,30 @@ mod tests {
     async fn acceptor(queues: &[usize]) -> (SocketAddr, Vec<mpsc::Receiver<AcceptedConnection>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
-        let (senders, workers) = queues.iter().map(|queue| mpsc::channel(*queue)).unzip();
-        tokio::spawn(distribute(listener, senders, pending()));
+        let (senders, workers): (Vec<_>, Vec<_>) = queues.iter().map(|queue| mpsc::channel(*queue)).unzip();
+        tokio::spawn(async move {
+            let mut listener = listener;
+            distribute(&mut listener, &senders, pending()).await;
+        });
         (addr, workers)
+    }
+
+    #[tokio::test]
+    async fn connections_that_wait_to_be_accepted_are_distributed_at_the_end() {
+        const WAITING: usize = 100;
+        let mut listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let clients = connect(addr, WAITING).await;
+        let (sender, mut worker) = mpsc::channel(WAITING);
+        let senders = [sender];
+        distribute(&mut listener, &senders, async {}).await;
+        distribute_waiting(&mut listener, &senders).await;
+        drop((listener, senders));
+        let mut peers = Vec::new();
+        while let Some((_, peer)) = worker.recv().await {
+            peers.push(peer);
+        }
+        assert_eq!(peers, clients.iter().map(|(_, from)| *from).collect::<Vec<_>>());
     }
 
     /// Opens `count` connections one after another. Returns them with their local addresses.

@@ -18,7 +18,7 @@ use super::metrics::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
 use crate::config::Config;
-use crate::ingress::{Components, RemoteRequests};
+use crate::ingress::{self, Components};
 use crate::server::listener::stopped;
 use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
@@ -36,7 +36,7 @@ pub(super) fn admin_connections(config: &Config) -> usize {
     (config.limits.connections / 4).clamp(least, most)
 }
 
-/// Returns the largest number of connections beside those of admitted clients: refused clients,
+/// Returns the largest number of connections that are not of admitted clients: of refused clients,
 /// probes and collectors of metrics.
 pub fn connections_beside(config: &Config) -> usize {
     let clients = config.limits.connections;
@@ -89,11 +89,11 @@ impl Lifecycle {
         let log = components.log.clone();
         tasks.spawn(async move {
             tokio::join!(
-                log.sweep(),
-                log.keep_open(),
-                log.keep_registrations(),
-                log.keep_handshakes(),
-                log.keep_claims()
+                log.retention().sweep(),
+                log.restoration().keep_open(),
+                log.stored_sessions().keep_registrations(),
+                log.homes().keep_saved(),
+                log.claims().keep()
             );
         });
         if let Some(limit) = components.config.upstream.keepalive {
@@ -101,8 +101,9 @@ impl Lifecycle {
             tasks.spawn(async move { log.sessions().keep_alive(limit).await });
         }
         if let Some(replicas) = components.replicas.clone() {
-            let requests = Arc::new(RemoteRequests::new(&components));
-            tasks.spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await });
+            let shared = Arc::new(components.clone());
+            let handle = move |message| ingress::handle_forwarded(shared.clone(), message);
+            tasks.spawn(async move { replicas.run(handle).await });
         }
         for (listener, is_metrics_only) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {
@@ -125,12 +126,12 @@ impl Lifecycle {
             warn!("stopped while responses were still running");
         }
         self.components.upstream.end().await;
-        if tokio::time::timeout(STOP_GRACE, self.components.log.flush_handshakes()).await.is_err() {
+        if tokio::time::timeout(STOP_GRACE, self.components.log.homes().flush()).await.is_err() {
             warn!("stopped before the store had all records of sessions");
         }
         // From here on, dropped calls keep their claims: the store's records of them outlive this
         // process.
-        self.components.log.leave_claims();
+        self.components.log.claims().leave_all();
         if let Some(replicas) = &self.components.replicas {
             replicas.leave().await;
         }
@@ -151,6 +152,7 @@ async fn serve_admin(
     let config = ListenerConfig {
         protocols: Protocols::Http1,
         header_bytes: components.config.limits.header_bytes,
+        idle: components.config.listen.idle,
         limit: ConnectionLimit::new(admin_connections(&components.config)),
         metrics: Some(metrics.ingress.server.clone()),
     };

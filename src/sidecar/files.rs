@@ -1,4 +1,4 @@
-//! Check of the files that a configuration names: those that `serve` reads when it starts.
+//! Check of the files that a configuration names, and that `serve` reads when it starts.
 //!
 //! Absent: binding listeners and opening the store. A directory that is not a store of this
 //! program, or an unreachable Redis, is found only at the start.

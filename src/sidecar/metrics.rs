@@ -28,12 +28,13 @@ impl Metrics {
     pub fn new() -> Result<Self, Error> {
         let registrar = Registrar::new("mcp_resume")?;
         let ingress = Arc::new(ingress::Metrics::new(&registrar)?);
+        let repairs = ingress.repairs.clone();
         let (errors, store, upstream) =
             (ingress.errors.clone(), ingress.event_log.store.clone(), ingress.upstream.clone());
         Ok(Self {
             admin: Arc::new(admin::Metrics::new(&registrar, errors, store, upstream)?),
             tls: Arc::new(tls::Metrics::new(&registrar, &[tls::Side::Listener, tls::Side::Upstream])?),
-            channel: Arc::new(channel::Metrics::new(&registrar)?),
+            channel: Arc::new(channel::Metrics::new(&registrar, repairs)?),
             otel: Arc::new(otel::Metrics::new(&registrar)?),
             ingress,
         })

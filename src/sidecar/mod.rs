@@ -35,12 +35,14 @@ use crate::channel::Channels;
 use crate::cluster::Replicas;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
-use crate::ingress::{self, Components, Ingress};
+use crate::ingress::{self, Components};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::otel::Traces;
 use crate::random;
 use crate::server::listener::stopped;
-use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
+use crate::server::{
+    self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, distribute_waiting, start_worker,
+};
 use crate::tls::{Certificates, ClientFiles};
 use crate::upstream::{BridgeSettings, Dial, Server as McpServer, SessionRules, Upstream};
 
@@ -50,7 +52,7 @@ const WORKER_QUEUE: usize = 32;
 /// Longest wait of a call for client responses where calls are kept for ever.
 const LONGEST_INPUT_WAIT: Duration = Duration::from_secs(86_400);
 
-/// A sidecar whose listeners are bound and which serves nothing yet.
+/// A sidecar with bound listeners. It does not serve yet.
 pub struct Server {
     listeners: Listeners,
     components: Components,
@@ -149,7 +151,7 @@ impl Server {
     /// and gives running responses a grace period.
     ///
     /// # Errors
-    /// None at present; the signature is that of a program's main part.
+    /// None at present. A program's main part has this signature.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let lifecycle = self.start();
         shutdown.await;
@@ -182,13 +184,15 @@ impl Server {
         let Self { listeners, components, metrics } = self;
         let Listeners { data: (listener, _), admin, metrics: monitored, certificates } = listeners;
         let (stop, stopping) = watch::channel(false);
+        // The workers stop once they have the last connection.
+        let (close, closing) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
         let mut queues = Vec::new();
         let config = data_listener(&components, certificates.clone());
         for index in 0..workers.max(1) {
             let upstream = Arc::new(components.upstream.with_own_connections());
             let components = Components { upstream, ..components.clone() };
-            let (config, stopped, serving) = (config.clone(), stopped(&stopping), serving.clone());
+            let (config, stopped, serving) = (config.clone(), stopped(&closing), serving.clone());
             let mut stopping = stopping.clone();
             let serve = move |connections| async move {
                 serve_data(connections, components, config, stopped).await;
@@ -199,7 +203,12 @@ impl Server {
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }
-        tokio::spawn(distribute(listener, queues, stopped(&stopping)));
+        tokio::spawn(async move {
+            let mut listener = listener;
+            distribute(&mut listener, &queues, stopped(&stopping)).await;
+            distribute_waiting(&mut listener, &queues).await;
+            let _ = close.send(true);
+        });
         let auxiliary = Auxiliary { admin, metrics: monitored, certificates };
         Ok(Lifecycle::start(components, metrics, auxiliary, stop, ended))
     }
@@ -269,6 +278,7 @@ fn data_listener(components: &Components, certificates: Option<Arc<Certificates>
     ListenerConfig {
         protocols: certificates.map_or(Protocols::Plain, Protocols::Tls),
         header_bytes: limits.header_bytes,
+        idle: components.config.listen.idle,
         limit: ConnectionLimit::new(limits.connections),
         metrics: Some(components.metrics.server.clone()),
     }
@@ -280,10 +290,10 @@ async fn serve_data(
     config: ListenerConfig,
     stopped: impl Future<Output = ()>,
 ) {
-    let ingress = Arc::new(Ingress::new(&components));
-    let drain = components.drain;
+    let drain = components.drain.clone();
+    let handler = ingress::Handler(Arc::new(components));
     let leaving = async move { drain.leaving().await };
-    server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
+    server::serve(listener, config, handler, leaving, stopped).await;
 }
 
 fn compose(
@@ -308,8 +318,8 @@ fn compose(
         delivered_retention: config.streams.delivered_retention,
         max_sessions: config.limits.sessions,
     };
-    let log = EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing);
-    let log = Arc::new(log.with_traces(traces));
+    let log = EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing, traces);
+    let log = Arc::new(log);
     let bridge = config.bridge.as_ref().map(|bridge| BridgeSettings {
         config: bridge.clone(),
         max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
@@ -349,7 +359,8 @@ fn compose(
 }
 
 /// Ends the streams that an earlier process left open, before a request can reach them, and joins
-/// the other replicas. Boxed, so that the callers' futures do not contain those of the stores.
+/// the other replicas. Boxed, so that the callers' futures do not contain the futures of the
+/// stores.
 fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Components, Error>> + Send>> {
     Box::pin(async move {
         let log = components.log.clone();
@@ -359,7 +370,7 @@ fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Com
                 components.replicas = Some(Replicas::begin(coordination, log, lease).await?);
             }
             None => {
-                let left = log.recover().await?;
+                let left = log.adoption().recover().await?;
                 if left > 0 {
                     info!(streams = left, "ended the streams that an earlier process left open");
                 }

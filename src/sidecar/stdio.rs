@@ -1,6 +1,7 @@
 //! Servers on stdio: the channels of a sidecar are the pipes of processes.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,18 +11,27 @@ use tokio::runtime::Handle;
 
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
-use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing};
-use crate::child::{self, Child, Ending, Exit, Launcher};
+use crate::channel::{
+    self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing, ShownStderr,
+};
+use crate::child::{self, Child, Ending, Excerpt, Exit, Launcher};
 use crate::config::{AnswerPings, Command, Config};
 use crate::protocol::headers::Lines;
 
 /// Retention of a session whose client gave up before it was open, if idle servers are never ended.
 const KEEP: Duration = Duration::from_secs(300);
 
+/// Starts in any minute, unless the listener is for this machine alone.
+const STARTS_PER_MINUTE: usize = 30;
+/// Starts at the same time for each core.
+const STARTS_PER_CORE: usize = 4;
+/// Longest time that the first start of a program runs alone.
+const FIRST_ALONE: Duration = Duration::from_secs(10);
+
 /// Opens a channel by starting the program.
 struct Stdio {
     launcher: Launcher,
-    stderr_to_client: bool,
+    stderr: StderrRules,
     /// Largest message of a server, in bytes.
     message_bytes: usize,
 }
@@ -30,7 +40,15 @@ struct Stdio {
 struct Process {
     ending: Ending,
     exit: Exit,
-    stderr_to_client: bool,
+    stderr: Excerpt,
+    rules: StderrRules,
+}
+
+/// Places that show the stderr of a program whose start fails.
+#[derive(Clone, Copy)]
+struct StderrRules {
+    to_log: bool,
+    to_client: bool,
 }
 
 /// Returns the channels of a sidecar, and starts the guard of their processes.
@@ -49,6 +67,9 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
     if command.adopts_orphans {
         launcher.adopt_orphans();
     }
+    // All that reaches an address for this machine alone is taken for one person.
+    let is_loopback = config.listen.address.ip().is_loopback();
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let settings = channel::Settings {
         message_bytes: config.streams.max_event_bytes,
         unclaimed_bytes: config.streams.max_bytes_per_principal,
@@ -61,37 +82,37 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
         bounds: Some(Bounds {
             servers: command.max_children,
             servers_per_caller: command.max_children_per_principal,
-            starts_per_minute: command.starts_per_minute,
-            bounds_addresses: !config.listen.address.ip().is_loopback(),
+            starts_per_minute: command.starts_per_minute.or((!is_loopback).then_some(STARTS_PER_MINUTE)),
+            starts_at_once: STARTS_PER_CORE * cores,
+            first_alone: FIRST_ALONE,
+            bounds_addresses: !is_loopback,
             may_replace: config.sessions.revive,
         }),
         sharing: match command.shared {
-            // All that reaches an address for this machine alone is taken for one person.
-            true if config.listen.address.ip().is_loopback() => Sharing::All,
+            true if is_loopback => Sharing::All,
             true => Sharing::Known,
             false => Sharing::Off,
         },
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
-    let (stderr_to_client, message_bytes) = (command.stderr_to_client, config.streams.max_event_bytes);
-    let stdio = Stdio { launcher, stderr_to_client, message_bytes };
+    let stderr = StderrRules { to_log: config.log.stderr_on_failure, to_client: command.stderr_to_client };
+    let stdio = Stdio { launcher, stderr, message_bytes: config.streams.max_event_bytes };
     Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
 }
 
 impl Open for Stdio {
     fn open(&self, _: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
-        let (launcher, stderr_to_client, message_bytes) =
-            (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
+        let (launcher, rules, message_bytes) = (self.launcher.clone(), self.stderr, self.message_bytes);
         let runtime = worker.clone();
         Box::pin(async move {
             let child = launcher.start().await.map_err(OpenError::of_program)?;
-            let Child { stdin, stdout, ending, exit } = child;
+            let Child { stdin, stdout, ending, exit, stderr } = child;
             let (output, input) = move_to(&runtime, stdin, stdout).map_err(OpenError::of_program)?;
             Ok(Link {
                 input: Box::new(PipeReader::new(input, message_bytes)),
                 output: Box::new(PipeWriter::new(output)),
                 runtime,
-                program: Box::new(Process { ending, exit, stderr_to_client }),
+                program: Box::new(Process { ending, exit, stderr, rules }),
             })
         })
     }
@@ -114,12 +135,20 @@ impl Program for Process {
     }
 
     fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
-        let (mut exit, stderr_to_client) = (self.exit.clone(), self.stderr_to_client);
+        let mut exit = self.exit.clone();
         Box::pin(async move {
             let outcome = exit.wait().await;
-            let last_lines = if stderr_to_client { outcome.last_lines } else { String::new() };
-            ProgramEnd { code: outcome.code, signal: outcome.signal, last_lines }
+            ProgramEnd { code: outcome.code, signal: outcome.signal }
         })
+    }
+
+    fn stderr(&self) -> ShownStderr {
+        let lines = || self.stderr.lines();
+        let StderrRules { to_log, to_client } = self.rules;
+        ShownStderr {
+            for_log: if to_log { lines() } else { Vec::new() },
+            for_client: if to_client { lines() } else { Vec::new() },
+        }
     }
 
     fn gone(&self) -> LinkFuture<'static, ()> {

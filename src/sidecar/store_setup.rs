@@ -29,7 +29,7 @@ pub(super) struct StoreSetup {
 
 impl StoreSetup {
     /// Opens the configured store for a replica named `name`; a disk store keeps the name it was
-    /// created with. Boxed, so that the callers' futures do not contain those of the stores.
+    /// created with. Boxed, so that the callers' futures do not contain the futures of the stores.
     pub(super) fn open<'a>(
         config: &'a Config,
         name: &'a str,

@@ -6,9 +6,9 @@
 //! refused before any part of it runs. Absent: retries of permanent errors, such as a Redis of an
 //! unsupported version; those end the start.
 //!
-//! The store itself classifies its failures: [`redis::OpenError::Unreachable`] is the only one that
-//! is retried. It follows from `breaks_connection` in `src/store/redis/failure.rs`, so a loading
-//! server or a wrong password counts as unreachable as well.
+//! The store itself classifies its failures. Only [`redis::OpenError::Unreachable`] is retried. It
+//! follows from `breaks_connection` in `src/store/redis/failure.rs`, so a loading server or a wrong
+//! password counts as unreachable as well.
 
 use std::future::{Future, pending};
 use std::io;
@@ -101,13 +101,14 @@ impl RefusingListeners {
         let listener_config = |protocols, connections| ListenerConfig {
             protocols,
             header_bytes: config.limits.header_bytes,
+            idle: config.listen.idle,
             limit: ConnectionLimit::new(connections),
             metrics: Some(metrics.ingress.server.clone()),
         };
         let stopped = || stopped(&stop.subscribe());
 
         let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
-        let (data, returned) = ReturnedListener::new(listener);
+        let (data, returned) = ReturnedListener::new(listener, stop.subscribe());
         let errors = metrics.ingress.errors.clone();
         let refuse = move |_: Request<Incoming>| {
             errors.observe_reject(ErrorCode::StoreFailed);
@@ -116,7 +117,7 @@ impl RefusingListeners {
         spawn(data, listener_config(protocols, config.limits.connections), refuse, stopped());
 
         let admin = admin.map(|(listener, address)| {
-            let (listener, returned) = ReturnedListener::new(listener);
+            let (listener, returned) = ReturnedListener::new(listener, stop.subscribe());
             let (hosts, metrics_page) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
             let probe = move |request: Request<Incoming>| {
                 std::future::ready(admin::waiting::respond(&request, &hosts, &metrics_page))
@@ -150,16 +151,18 @@ fn spawn(
     tokio::spawn(server::serve(listener, config, handler, pending(), stopped));
 }
 
-/// A listener that is given back when its accept loop has ended.
+/// A listener that is given back when its accept loop has ended. It accepts nothing once `stopping`
+/// holds `true`: connections that wait then belong to the next server of the listener.
 struct ReturnedListener {
     listener: Option<TcpListener>,
     owner: Option<oneshot::Sender<TcpListener>>,
+    stopping: watch::Receiver<bool>,
 }
 
 impl ReturnedListener {
-    fn new(listener: TcpListener) -> (Self, oneshot::Receiver<TcpListener>) {
+    fn new(listener: TcpListener, stopping: watch::Receiver<bool>) -> (Self, oneshot::Receiver<TcpListener>) {
         let (owner, returned) = oneshot::channel();
-        (Self { listener: Some(listener), owner: Some(owner) }, returned)
+        (Self { listener: Some(listener), owner: Some(owner), stopping }, returned)
     }
 }
 
@@ -168,8 +171,8 @@ impl Accept for ReturnedListener {
 
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         match &mut self.listener {
-            Some(listener) => Accept::accept(listener).await,
-            None => pending().await,
+            Some(listener) if !*self.stopping.borrow() => Accept::accept(listener).await,
+            Some(_) | None => pending().await,
         }
     }
 }

@@ -16,7 +16,6 @@ use super::*;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
-use crate::ingress::RemoteRequests;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::store::test_store::TestStore;
 use crate::upstream::{DialFuture, Wire};
@@ -29,7 +28,7 @@ const PIPE: usize = 1024 * 1024;
 const RESULT: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
 const PROGRESS: &str = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"n":1}}"#;
 
-/// The server behind all replicas. The test answers its calls.
+/// The server behind all replicas. The test responds to its calls.
 struct Farm {
     dial: mpsc::UnboundedSender<DuplexStream>,
     calls: mpsc::UnboundedReceiver<DuplexStream>,
@@ -201,19 +200,20 @@ impl Replica {
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&components, None);
         let (log, replicas) = (components.log.clone(), components.replicas.clone().unwrap());
-        let requests = Arc::new(RemoteRequests::new(&components));
+        let shared = Arc::new(components.clone());
+        let handle = move |message| ingress::handle_forwarded(shared.clone(), message);
         let tasks = vec![
             tokio::spawn(serve_data(Listener(connections), components.clone(), config, pending())),
             tokio::spawn(async move {
                 tokio::join!(
-                    log.sweep(),
-                    log.keep_open(),
-                    log.keep_claims(),
-                    log.keep_registrations(),
-                    log.keep_handshakes()
+                    log.retention().sweep(),
+                    log.restoration().keep_open(),
+                    log.claims().keep(),
+                    log.stored_sessions().keep_registrations(),
+                    log.homes().keep_saved()
                 );
             }),
-            tokio::spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await }),
+            tokio::spawn(async move { replicas.run(handle).await }),
         ];
         Self { connect, components, tasks }
     }
@@ -412,7 +412,7 @@ async fn of_concurrent_posts_with_one_key_one_runs() {
         }
         farm.call().await.json(RESULT).await;
         for mut client in clients {
-            // A client that was taken over before the response may be told to reconnect.
+            // A client that was taken over before the response may have to reconnect.
             while !client.seen.contains(RESULT) && !client.seen.contains("retry:") {
                 assert!(client.more().await, "{wait}, {slow}: {}", client.seen);
             }
@@ -636,8 +636,8 @@ async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
     store.set_away(false);
     client.answer("serverInfo").await;
 
-    // The store is unreachable while another replica asks about the session, and back when the call
-    // could begin.
+    // The store is unreachable while another replica inquires about the session, and back when the
+    // call could begin.
     let request = post(1, "");
     let (head, body) = request.split_at(request.len() - 10);
     store.set_away(true);

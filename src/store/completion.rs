@@ -1,11 +1,11 @@
 //! Delivery of results from a store's own thread to the tasks that wait for them.
 //!
-//! Waking a task from outside its runtime takes a lock and a system call. The results of a group of
-//! calls are therefore handed over once for each runtime, to a task there that completes them all:
-//! one such wake-up for any number of waiting calls.
+//! Waking a task from outside its runtime takes a lock and a system call. So the results of a group
+//! of calls are passed on once for each runtime, to a task there that completes them all. One such
+//! wake-up serves any number of waiting calls.
 //!
-//! Absent: the order of results, which is that of the groups, and a bound: there is one result for
-//! each waiting call.
+//! Absent: the order of results, which is the order of the groups, and a bound, since each waiting
+//! call has one result.
 
 use std::sync::{Arc, Mutex};
 

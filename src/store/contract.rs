@@ -437,7 +437,7 @@ pub(crate) async fn a_record_is_extended_and_removed_only_while_it_is_equal(stor
     while store.get(b"key").wait().await.unwrap().is_some() {
         tokio::task::yield_now().await;
     }
-    // A removed record does not come back.
+    // A removed record stays removed.
     hold(b"two", Some(KEEP)).await;
     assert_eq!(claim(b"one").await, None);
 }

@@ -32,9 +32,9 @@ pub trait Coordination: Store {
     /// Returns the epoch of the contents. It changes when the contents are lost.
     fn epoch(&self) -> StoreEpoch;
 
-    /// Returns a count of the moments after which the store may hold less than was written to it:
-    /// after it was unreachable, or its contents changed. Counted before any call is answered from
-    /// the new contents.
+    /// Returns a count of possible losses. The store may hold less than was written to it after it
+    /// was unreachable, or after its contents changed. Each is counted before any call returns data
+    /// of the new contents.
     fn possible_losses(&self) -> watch::Receiver<u64>;
 
     /// Starts or extends the lease of this replica: it expires `lease` from now.
@@ -57,8 +57,8 @@ pub trait Coordination: Store {
     /// Returns the replicas whose lease has expired, until they renew it or are forgotten.
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
-    /// Forgets a replica whose lease has expired and that has no open streams. No effect on a
-    /// replica that has renewed its lease.
+    /// Forgets a replica with an expired lease and without open streams. No effect on a replica
+    /// that has renewed its lease.
     fn forget(&self, owner: Owner) -> Pending<Result<(), Error>>;
 
     /// Leaves a message for a replica, which may be this one, for `keep`.

@@ -122,19 +122,19 @@ impl<T> Pending<T> {
 
 /// Storage for streams that outlives the live tail.
 ///
-/// Ordering: calls of one caller for one stream take effect in the order in which they were made.
-/// Durability: after `Ok`, the effect survives the failures that the store promises to survive.
-/// Atomicity: every call takes effect as a whole or not at all, `append` together with its checks
-/// of epoch, seal and tail. Cancellation: after a dropped result, the call may or may not have
-/// taken effect; repeating it is safe.
+/// Ordering: calls of one caller for one stream take effect in the order of the calls. Durability:
+/// after `Ok`, the effect survives the failures that the store promises to survive. Atomicity:
+/// every call takes effect as a whole or not at all, `append` together with its checks of epoch,
+/// seal and tail. Cancellation: after a dropped result, the call may or may not have taken effect;
+/// repeating it is safe.
 ///
 /// Expiry: a stream is readable for the time last given for it, and is gone some time after that.
 /// Each `create`, `append` and `seal` by its writer, and [`Self::keep`], starts that time anew, an
 /// `append` to within a sixteenth of it. A store belongs to one replica, and knows it.
 pub trait Store: Send + Sync + 'static {
     /// Creates a stream and makes the caller its writer. Completes before the response head of the
-    /// stream is written. `tail` is 0, except for a stream that the store has lost and whose events
-    /// up to there are gone. An unsealed stream is kept for `keep` after each call of its writer.
+    /// stream is written. `tail` is 0, except for a stream that the store has lost: its events up
+    /// to `tail` are gone. An unsealed stream is kept for `keep` after each call of its writer.
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
 
     /// Appends `batch` after `after`, which must be the tail, and writes `state` beside it if there
@@ -160,9 +160,9 @@ pub trait Store: Send + Sync + 'static {
         keep: Duration,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Writes a stream that is over, in one step: as [`Self::create`] with no events,
-    /// [`Self::append`] of `batch`, which has the first event and all others, and [`Self::seal`]
-    /// with `state` and `keep`. Another stream of this name is replaced, as by [`Self::create`].
+    /// Writes an ended stream, in one step. The effect is that of [`Self::create`] without events,
+    /// [`Self::append`] of `batch` with all events, and [`Self::seal`] with `state` and `keep`.
+    /// Another stream of this name is replaced, as by [`Self::create`].
     fn write_whole(
         &self,
         stream: StreamId,
@@ -203,11 +203,11 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the unsealed streams of a replica, in no order.
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>>;
 
-    /// Writes a small record beside the streams, such as that of a session or a retry, for `keep`.
-    /// An existing record is replaced.
+    /// Writes a small record beside the streams, such as the record of a session or a retry, for
+    /// `keep`. An existing record is replaced.
     fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// Writes a record if there is none yet, and returns `None`. An existing record stays and is
+    /// Writes a record if the key has none yet, and returns `None`. An existing record stays and is
     /// returned. Of several concurrent callers, one gets `None`.
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>>;
 
@@ -216,7 +216,7 @@ pub trait Store: Send + Sync + 'static {
     /// concurrent callers with other values, one gets `true`.
     fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>>;
 
-    /// Returns the record, or `None` if there is none or it has expired.
+    /// Returns the record, or `None` if the key has none or it has expired.
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
 
     /// Keeps a record for `keep` from now if it still equals `value`, or removes it if `keep` is

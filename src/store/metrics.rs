@@ -24,7 +24,7 @@ impl Metrics {
             append_seconds: registrar.histogram(
                 "store_append_seconds",
                 "Time from a batch of events until the store has it and it may be read.",
-                // From a store on the same machine to one that is about to be given up.
+                // From a store on the same machine to a store that is about to be given up.
                 &[0.000_2, 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2.0],
             )?,
             failures: registrar.family(

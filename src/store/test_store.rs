@@ -1,7 +1,7 @@
 //! A store in memory for tests: every call of the contract over [`Tail`]s.
 //!
-//! In production the event log keeps the tails itself and has no store behind them. Time is that of
-//! [`mcp_resume_base::clock`], so a paused clock moves it.
+//! In production the event log keeps the tails itself and has no store behind them. Time is read
+//! from [`mcp_resume_base::clock`], so a paused clock moves it.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -134,8 +134,8 @@ impl TestStore {
         self.joins_peak.load(Ordering::Relaxed)
     }
 
-    /// Makes claims take effect and still report that the store is unavailable, as all other calls
-    /// do, or ends that.
+    /// Makes claims take effect and still report an unavailable store, as all other calls do, or
+    /// ends this.
     pub fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
     }

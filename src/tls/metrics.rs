@@ -3,7 +3,7 @@
 use prometheus::IntCounterVec;
 
 use super::{ReloadOutcome, Side};
-use crate::metrics::{Error, Registrar};
+use mcp_resume_metrics::{Error, Registrar};
 
 /// Metrics of TLS files.
 pub struct Metrics {

@@ -10,17 +10,17 @@ use std::time::Duration;
 #[cfg(unix)]
 use tokio::signal::unix;
 
-use crate::clock;
-use crate::tls::{Files, ReloadOutcome, Side, Source};
+use crate::{Files, ReloadOutcome, Side, Source};
+use mcp_resume_base::clock;
 
 /// Interval between two reloads.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reloads the files of one side.
-pub(crate) type Reloader = Arc<dyn Fn() -> (Side, ReloadOutcome) + Send + Sync>;
+pub type Reloader = Arc<dyn Fn() -> (Side, ReloadOutcome) + Send + Sync>;
 
 /// Returns the reloader of `files`.
-pub(crate) fn reloader<S>(files: Arc<Files<S>>) -> Reloader
+pub fn reloader<S>(files: Arc<Files<S>>) -> Reloader
 where
     S: Source + Send + Sync + 'static,
     S::Material: Send,
@@ -30,7 +30,7 @@ where
 
 /// Reloads all files at each interval and at SIGHUP, until dropped, and passes each outcome to
 /// `observe`.
-pub(crate) async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, ReloadOutcome)) {
+pub async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, ReloadOutcome)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {

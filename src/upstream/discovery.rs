@@ -7,15 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tracing::{Instrument, debug};
 
 use super::observed::Credentials;
 use super::server::request::Template;
 use super::server::sse_reader::messages;
-use super::server::synthetic::{CAPABILITIES, CLIENT_INFO, discover_request_as};
+use super::server::synthetic::discover_request_as;
 use super::stack::Upstream;
 use crate::clock;
+use crate::protocol::era::{CAPABILITIES, CLIENT_INFO};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks::Discovery;
@@ -34,12 +34,9 @@ pub(super) fn discover(upstream: &Arc<Upstream>, call: &Template, credentials: C
     let version = call.own_headers().get(names::MCP_PROTOCOL_VERSION).cloned();
     let version = version.and_then(|version| version.to_str().ok().map(str::to_owned));
     // In the client's name: a bridge has a session for each client.
-    let request = discover_request_as(
-        call,
-        version,
-        value_at(call, &["params", "_meta", CLIENT_INFO]),
-        value_at(call, &["params", "_meta", CAPABILITIES]),
-    );
+    let client = jsonrpc::parsed_member(call.body(), &["params", "_meta", CLIENT_INFO]);
+    let capabilities = jsonrpc::parsed_member(call.body(), &["params", "_meta", CAPABILITIES]);
+    let request = discover_request_as(call, version, client, capabilities);
     let upstream = upstream.clone();
     let discovery = async move {
         let outcome = tokio::time::timeout(WAIT, send_and_record(&upstream, &request, credentials)).await;
@@ -50,14 +47,10 @@ pub(super) fn discover(upstream: &Arc<Upstream>, call: &Template, credentials: C
 
 async fn send_and_record(upstream: &Upstream, request: &Template, credentials: Credentials) -> Option<Discovery> {
     let began = clock::now();
-    let response = upstream.send(request, None).await.ok()?;
+    let response = upstream.send(request).await.ok()?;
     upstream.observed().record_status(credentials, response.status(), began, clock::now());
     let messages = messages(response, RESPONSE_MAX).await?;
     let discovery = messages.iter().find_map(|message| Discovery::of(message))?;
     upstream.observed().record_discovery(discovery, clock::now());
     Some(discovery)
-}
-
-fn value_at(call: &Template, path: &'static [&'static str]) -> Option<Value> {
-    jsonrpc::member(call.body(), path).and_then(|value| serde_json::from_str(value).ok())
 }

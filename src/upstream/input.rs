@@ -23,6 +23,8 @@ pub(super) enum InputSource {
         response: Pin<Box<dyn Future<Output = Settled> + Send>>,
         is_reopening: bool,
     },
+    /// A request with its response head, until the pump has that.
+    Responded(Option<Box<Response<ResponseBody>>>),
     Reading(EventReader),
     /// The body of a JSON response that becomes an event.
     Collecting(Box<ResponseCollector>),
@@ -100,7 +102,9 @@ impl InputSource {
     pub(super) fn upstream_state(&self) -> UpstreamState {
         match self {
             InputSource::Reading(_) => UpstreamState::Streaming,
-            InputSource::Sending { is_reopening: false, .. } | InputSource::Collecting(_) => UpstreamState::Requested,
+            InputSource::Sending { is_reopening: false, .. }
+            | InputSource::Responded(_)
+            | InputSource::Collecting(_) => UpstreamState::Requested,
             InputSource::Sending { is_reopening: true, .. } | InputSource::Idle => UpstreamState::Absent,
         }
     }
@@ -116,12 +120,14 @@ impl InputSource {
             InputSource::Sending { response, is_reopening } => {
                 let is_reopening = *is_reopening;
                 match response.await {
-                    Settled::Response(response) => {
-                        UpstreamInput::Head { response: response.map(Box::new), is_reopening }
-                    }
+                    Settled::Response(response) => UpstreamInput::Head { response, is_reopening },
                     Settled::Revived { again, refusal } => UpstreamInput::Revived { again, refusal: refusal.into() },
                 }
             }
+            InputSource::Responded(response) => match response.take() {
+                Some(response) => UpstreamInput::Head { response: Ok(response), is_reopening: false },
+                None => std::future::pending().await,
+            },
             InputSource::Reading(reader) => match reader.next().await {
                 Ok(piece) => UpstreamInput::Piece(piece),
                 Err(ending) => UpstreamInput::End(ending),

@@ -7,12 +7,13 @@ use prometheus::{IntCounterVec, IntGauge};
 
 use super::token_probe::ProbeOutcome;
 use crate::event_log;
-use crate::metrics::{Counter, Counters, Error, Errors, Histogram, Registrar, Tally};
+use crate::metrics::{Counter, Counters, Error, Errors, Histogram, Registrar, Repairs, Tally};
 use crate::protocol::stream::Outcome;
 
 /// Metrics of upstream calls.
 pub struct Metrics {
     pub(super) errors: Arc<Errors>,
+    pub(super) repairs: Arc<Repairs>,
     pub(super) event_log: Arc<event_log::Metrics>,
     open: Tally,
     sealed: Counters,
@@ -29,6 +30,15 @@ pub struct Metrics {
     waits: IntCounterVec,
     revivals: IntCounterVec,
     ready: IntGauge,
+}
+
+/// An open call. To drop it is the end of the call, with any outcome.
+pub(super) struct OpenCall(Arc<Metrics>);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.0.open.dec();
+    }
 }
 
 /// Outcome of a call's wait for a server that accepts no connections.
@@ -108,9 +118,15 @@ impl Metrics {
     ///
     /// # Errors
     /// If a name is taken.
-    pub fn new(registrar: &Registrar, errors: Arc<Errors>, event_log: Arc<event_log::Metrics>) -> Result<Self, Error> {
+    pub fn new(
+        registrar: &Registrar,
+        errors: Arc<Errors>,
+        repairs: Arc<Repairs>,
+        event_log: Arc<event_log::Metrics>,
+    ) -> Result<Self, Error> {
         Ok(Self {
             errors,
+            repairs,
             event_log,
             open: registrar.tally("streams_open", "Streams whose upstream call runs.")?,
             sealed: registrar.counters(
@@ -149,10 +165,10 @@ impl Metrics {
                 "Pings of the proxy in sessions where a call ran and nothing passed, by outcome.",
                 ("outcome", &PingOutcome::LABELS),
             )?,
-            waiting: registrar.gauge("calls_waiting", "Calls that wait for a server that accepts no connections.")?,
+            waiting: registrar.gauge("calls_waiting", "Calls that wait for a server that accepts no connections, or for one behind a gateway that answers 502, 503 or 504.")?,
             waits: registrar.family(
                 "upstream_waits_total",
-                "Calls that waited for a server that accepted no connections, by outcome.",
+                "Calls that waited for such a server, by outcome.",
                 ("outcome", &WaitOutcome::LABELS),
             )?,
             revivals: registrar.family(
@@ -169,14 +185,10 @@ impl Metrics {
         self.tasks_created.inc();
     }
 
-    /// Counts a call that began.
-    pub fn observe_call(&self) {
+    /// Counts a call that begins as open, for the life of the returned value.
+    pub(super) fn begin_call(self: &Arc<Self>) -> OpenCall {
         self.open.inc();
-    }
-
-    /// Counts the end of a call, with any outcome.
-    pub fn observe_call_end(&self) {
-        self.open.dec();
+        OpenCall(self.clone())
     }
 
     /// Returns the number of running calls.

@@ -7,8 +7,10 @@
 
 mod bridge;
 mod caller_probe;
+mod direct_call;
 mod discovery;
 mod forwarded;
+mod gateway_errors;
 mod inline_task;
 mod input;
 mod late_responses;
@@ -30,6 +32,7 @@ mod tool_schemas;
 mod wait;
 
 pub use bridge::{Bridge, Settings as BridgeSettings};
+pub use direct_call::DirectCall;
 pub use forwarded::Forwarded;
 pub use inline_task::InlineTask;
 pub use metrics::Metrics;

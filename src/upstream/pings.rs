@@ -3,8 +3,9 @@
 //!
 //! Owned here: the sending of both, each in a separate task, so that no ping waits behind another
 //! message. An unwritten response is retried while its stream runs. A ping of the proxy is sent
-//! once, and its response dropped. Absent: which pings get a response and when (the machine), which
-//! sessions get a ping (`event_log`), and the headers after a refusal (`ping_headers`).
+//! once, and its response dropped. Absent: the choice and the time of responses to pings (the
+//! machine), the choice of sessions that get a ping (`event_log`), and the headers after a refusal
+//! (`ping_headers`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -127,7 +128,7 @@ impl Pings {
         let Some(call) = headers.find(self.stream.binding(), &self.call, has_refused) else {
             return Ok(PingOutcome::Withheld);
         };
-        match self.upstream.send(&synthetic::post(&call.in_session_of(&self.call), message), None).await {
+        match self.upstream.send(&synthetic::post(&call.in_session_of(&self.call), message)).await {
             Ok(response) => {
                 let status = response.status();
                 if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, ETAG};
-use http::{HeaderMap, HeaderValue, Response};
+use http::header::CONTENT_LENGTH;
+use http::response::Parts;
+use http::{HeaderValue, Response, StatusCode};
 
 use super::observed::Credentials;
 use super::server::response_body::ResponseBody;
@@ -20,13 +21,18 @@ use crate::event_log::{EventLog, Handshake, Opened};
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::{IssuedSession, Owner};
-use crate::protocol::jsonrpc::{self, InitializeParams, RequestId, ServerFacts};
+use crate::protocol::jsonrpc::{self, Body, InitializeParams, Message, RequestId, ServerFacts};
+use crate::protocol::lists::{Page, PageDigest};
 use crate::protocol::request_ids::IdDigest;
 use crate::protocol::tasks::{self, Discovery, legacy};
 
-/// Observer of one call's response. Most calls need none.
+/// Observer of one call's response. Most calls need none, and have no memory for one.
 #[derive(Clone, Debug, Default)]
-pub struct ResponseObserver {
+pub struct ResponseObserver(Option<Box<Active>>);
+
+/// Observer that takes a fact from the response, or edits it.
+#[derive(Clone, Debug, Default)]
+struct Active {
     /// Facts about the client of a call that carries `initialize`: its response opens a session.
     initialize: Option<IssuedSession>,
     /// ID of that `initialize`.
@@ -45,6 +51,9 @@ pub struct ResponseObserver {
     legacy_tasks: Option<Arc<LegacyTasks>>,
     /// ID of the task of 2025-11-25, for a call that is one. It marks each message.
     task_id: Option<Arc<str>>,
+    /// Page of a list that the call reads, and its session. The record of the session keeps its
+    /// digest.
+    list_page: Option<(SessionId, Page)>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
     /// Server's name of that session, if the client gets a name of the proxy's own.
@@ -59,62 +68,124 @@ impl ResponseObserver {
     /// Creates the observer of a call that carries `initialize`, of a call that lists `tools` with
     /// possible partial results, or of neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
-        Self { initialize, tools, ..Self::default() }
+        let has_any = initialize.is_some() || tools.is_some();
+        Self(has_any.then(|| Box::new(Active { initialize, tools, ..Active::default() })))
+    }
+
+    /// Sets a fact that is to be taken, if there is one.
+    fn with<T>(mut self, fact: Option<T>, set: impl FnOnce(&mut Active, T)) -> Self {
+        if let Some(fact) = fact {
+            set(self.0.get_or_insert_default(), fact);
+        }
+        self
     }
 
     /// Sets the parameters for opening the session again.
     pub fn with_params(self, params: Option<InitializeParams>) -> Self {
-        Self { params, ..self }
+        self.with(params, |active, params| active.params = Some(params))
     }
 
     /// Sets the IDs of the call. The record of a session keeps the ID of its `initialize`.
     pub fn with_ids(mut self, ids: &[RequestId]) -> Self {
-        if self.initialize.is_some() {
-            self.initialize_id = ids.first().map(IdDigest::from);
+        if let Some(active) = self.0.as_mut().filter(|active| active.initialize.is_some()) {
+            active.initialize_id = ids.first().map(IdDigest::from);
         }
         self
     }
 
     /// Sets whether the call discovers a server that gets tasks from the proxy.
     pub fn with_discovery(self, discovers: bool) -> Self {
-        Self { discovers, ..self }
+        self.with(discovers.then_some(true), |active, discovers| active.discovers = discovers)
     }
 
     /// Sets the owner that precedes the IDs of the server's own tasks.
     pub fn with_task_owner(self, task_owner: Option<Owner>) -> Self {
-        Self { task_owner, ..self }
+        self.with(task_owner, |active, owner| active.task_owner = Some(owner))
     }
 
     /// Sets the tasks of 2025-11-25 that the tool list offers.
     pub fn with_legacy_tasks(self, legacy_tasks: Option<Arc<LegacyTasks>>) -> Self {
-        Self { legacy_tasks, ..self }
+        self.with(legacy_tasks, |active, tasks| active.legacy_tasks = Some(tasks))
     }
 
     /// Sets the ID of the task of 2025-11-25 that this call is.
     pub fn with_task_id(self, task_id: Option<Arc<str>>) -> Self {
-        Self { task_id, ..self }
+        self.with(task_id, |active, id| active.task_id = Some(id))
+    }
+
+    /// Sets the page of a list that the call reads in this session.
+    pub fn with_list_page(self, list_page: Option<(SessionId, Page)>) -> Self {
+        self.with(list_page, |active, page| active.list_page = Some(page))
     }
 
     /// Returns true if the response opens a session.
     pub fn opens_session(&self) -> bool {
-        self.initialize.is_some()
+        self.0.as_ref().is_some_and(|active| active.initialize.is_some())
     }
 
     /// Returns true if the response must be read before it passes.
-    pub(super) fn is_active(&self) -> bool {
-        self.initialize.is_some()
-            || self.tools.is_some()
-            || self.discovers
-            || self.task_owner.is_some()
-            || self.legacy_tasks.is_some()
-            || self.task_id.is_some()
+    pub fn is_active(&self) -> bool {
+        self.0.is_some()
     }
 
+    /// Takes the session from the head of a response to `initialize`; see [`Active::open_session`].
+    pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
+        if let Some(active) = &mut self.0 {
+            active.open_session(response, upstream, log);
+        }
+    }
+
+    /// Observes one message of the response. Returns the message for the client.
+    pub(super) fn observe(
+        &mut self,
+        message: Bytes,
+        upstream: &Upstream,
+        log: &EventLog,
+        credentials: &Credentials,
+    ) -> Bytes {
+        match &mut self.0 {
+            Some(active) => active.observe(message, upstream, log, credentials),
+            None => message,
+        }
+    }
+
+    /// Notes that a response with this status passes without being read.
+    pub(super) fn note_unread(&self, status: StatusCode, log: &EventLog) {
+        if let Some(active) = &self.0 {
+            active.note_unread(status, log);
+        }
+    }
+
+    /// Observes a response that is one message. Returns the message for the client, once the store
+    /// has the session that it opens, and adapts the headers in `head` if the message was edited.
+    pub(super) async fn observe_whole(
+        &mut self,
+        head: &mut Parts,
+        message: Bytes,
+        upstream: &Upstream,
+        log: &EventLog,
+        credentials: &Credentials,
+    ) -> Bytes {
+        match &mut self.0 {
+            Some(active) => active.observe_whole(head, message, upstream, log, credentials).await,
+            None => message,
+        }
+    }
+
+    /// Saves a session that was recorded, before the client can use it on any replica.
+    pub(super) async fn save_session(&mut self, log: &EventLog, credentials: &Credentials) {
+        if let Some(active) = &mut self.0 {
+            active.save_session(log, credentials).await;
+        }
+    }
+}
+
+impl Active {
     /// Takes the session from the head of a response to `initialize`. Without a session of the
     /// upstream, a client that declared a dialect gets an issued session: its later calls must be
     /// known by it. If another client uses the name already, this client gets a name of the proxy's
     /// own.
-    pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
+    fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
         if response.status().is_success() {
             upstream.server().record_session();
@@ -145,14 +216,13 @@ impl ResponseObserver {
         }
     }
 
-    /// Observes one message of the response. Returns the message for the client.
-    pub(super) fn observe(
-        &mut self,
-        message: Bytes,
-        upstream: &Upstream,
-        log: &EventLog,
-        credentials: &Credentials,
-    ) -> Bytes {
+    fn observe(&mut self, message: Bytes, upstream: &Upstream, log: &EventLog, credentials: &Credentials) -> Bytes {
+        self.note_list_page(&message, log);
+        self.edited(message, upstream, log, credentials)
+    }
+
+    /// Takes the facts of a message, and returns the message for the client.
+    fn edited(&mut self, message: Bytes, upstream: &Upstream, log: &EventLog, credentials: &Credentials) -> Bytes {
         if let Some(initialize) = &self.initialize {
             let offered = if initialize.has_tasks { legacy::offered(&message) } else { None };
             if initialize.has_tasks && jsonrpc::initialize_result(&message).is_some() {
@@ -183,21 +253,48 @@ impl ResponseObserver {
         edited.map_or(message, Bytes::from)
     }
 
-    /// Observes a response that is one message. Returns the message for the client, once the store
-    /// has the session that it opens, and adapts `headers` if the message was edited.
-    pub(super) async fn observe_whole(
+    fn note_unread(&self, status: StatusCode, log: &EventLog) {
+        if let Some((session, page)) = &self.list_page
+            && status.is_success()
+            && let Some(handshake) = log.sessions().handshakes().find(session)
+        {
+            handshake.note_list_page(page, None);
+        }
+    }
+
+    /// Keeps the digest of the page that a message brings. A page that the client may read in
+    /// another form cannot be compared.
+    fn note_list_page(&self, message: &[u8], log: &EventLog) {
+        let Some((session, page)) = &self.list_page else { return };
+        let json = jsonrpc::as_json(message);
+        let message = json.as_deref().unwrap_or(message);
+        let digest = match jsonrpc::peek(message) {
+            Ok(Body::Single(Message::Response { is_error: false, .. })) => PageDigest::of(message),
+            Ok(Body::Single(_)) => return,
+            Err(_) if message.trim_ascii().is_empty() => return,
+            Ok(Body::Batch(_)) | Err(_) => None,
+        };
+        if let Some(handshake) = log.sessions().handshakes().find(session) {
+            handshake.note_list_page(page, digest);
+        }
+    }
+
+    async fn observe_whole(
         &mut self,
-        headers: &mut HeaderMap,
+        head: &mut Parts,
         message: Bytes,
         upstream: &Upstream,
         log: &EventLog,
         credentials: &Credentials,
     ) -> Bytes {
-        let edited = self.observe(message.clone(), upstream, log, credentials);
+        if head.status.is_success() {
+            self.note_list_page(&message, log);
+        }
+        let edited = self.edited(message.clone(), upstream, log, credentials);
         self.save_session(log, credentials).await;
         if edited != message {
-            headers.remove(ETAG);
-            headers.insert(CONTENT_LENGTH, edited.len().into());
+            headers::remove_body_facts(&mut head.headers);
+            head.headers.insert(CONTENT_LENGTH, edited.len().into());
         }
         edited
     }
@@ -231,10 +328,9 @@ impl ResponseObserver {
             }
             let initialize = self.initialize.as_ref();
             let declared = initialize.map(|initialize| initialize.declared).unwrap_or_default();
-            let has_no_beats = initialize.is_some_and(|initialize| initialize.has_no_beats);
+            let rules = initialize.map(|initialize| initialize.rules).unwrap_or_default();
             let initialize_id = self.initialize_id;
-            let opened =
-                Opened { version, logging: initialized.logging, declared, has_no_beats, has_tasks, initialize_id };
+            let opened = Opened { version, logging: initialized.logging, declared, rules, has_tasks, initialize_id };
             if log.has_store() {
                 self.unsaved = Some(opened.clone());
             }
@@ -242,10 +338,9 @@ impl ResponseObserver {
         }
     }
 
-    /// Saves a session that was recorded, before the client can use it on any replica.
-    pub(super) async fn save_session(&mut self, log: &EventLog, credentials: &Credentials) {
+    async fn save_session(&mut self, log: &EventLog, credentials: &Credentials) {
         if let (Some(opened), Some(session)) = (self.unsaved.take(), &self.session) {
-            log.save_opened_session(session, &credentials.principal, &opened).await;
+            log.stored_sessions().save_opened(session, &credentials.principal, &opened).await;
         }
     }
 }

@@ -112,7 +112,7 @@ impl Refusals {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut backoff = BACKOFF;
         loop {
-            let sending = tokio::time::timeout(TIMEOUT, self.upstream.send(&template, None));
+            let sending = tokio::time::timeout(TIMEOUT, self.upstream.send(&template));
             let may_have_arrived = match sending.await {
                 Ok(Ok(_)) => return true,
                 Ok(Err(failure)) => {

@@ -26,7 +26,7 @@ use crate::protocol::routing;
 pub(super) struct SessionNames {
     /// Owner in the names for clients; without one both names are the same.
     owner: Arc<OnceLock<Owner>>,
-    /// Names of the sessions that were opened again, or `None` if sessions are not opened again.
+    /// Names of the revived sessions, or `None` if sessions are not opened again.
     handshakes: Option<Arc<Handshakes>>,
     has_warned: AtomicBool,
 }
@@ -54,7 +54,7 @@ pub(super) enum OwnName<'a> {
 
 impl SessionNames {
     /// Creates a translation. It puts `owner` into the names for clients once it is set, and knows
-    /// the sessions that were opened again.
+    /// the revived sessions.
     pub(super) fn new(owner: Arc<OnceLock<Owner>>, handshakes: Option<Arc<Handshakes>>) -> Self {
         Self { owner, handshakes, has_warned: AtomicBool::new(false) }
     }
@@ -91,7 +91,7 @@ impl SessionNames {
         self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed())
     }
 
-    /// Returns the name that a client gets for a session that the server has just opened.
+    /// Returns the client's name for a session that the server has just opened.
     pub(super) fn visible_name(&self, name: &SessionId) -> SessionId {
         self.owner().and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }

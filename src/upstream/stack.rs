@@ -1,14 +1,14 @@
 //! The layers of the upstream that each call passes on its way to the server.
 //!
 //! [`Named`] gives sessions their names for clients, [`Bridged`] translates for clients of another
-//! era, and the server is below both. Revival is not a layer: it needs the stream of the call and
+//! era, and the server is below both. Revival is not a layer. It needs the stream of the call and
 //! the log, and its outcome is a further request of the pump (`revival/`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
+use http::header::{HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response};
 
@@ -18,13 +18,14 @@ use super::late_responses::LateResponses;
 use super::observed::Observed;
 use super::ping_headers::PingHeaders;
 use super::server::Server;
-use super::server::exchange::{Exchange, Exchanged};
+use super::server::exchange::{Exchange, ExchangedInBox};
 use super::server::request::{Body, Template};
 use super::server::response_body::ResponseBody;
+use super::server::sent::Sent;
 use super::session_names::{OwnName, SessionNames};
 use super::session_refusals::Revivals;
 use crate::config;
-use crate::event_log::{Handshakes, Stream};
+use crate::event_log::Handshakes;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::ids::Owner;
@@ -41,17 +42,17 @@ pub(super) struct Bridged {
 }
 
 impl Exchange for Bridged {
-    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+    async fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> ExchangedInBox {
         let bridge = self.bridge.as_ref();
         if let Some(bridge) = bridge.filter(|bridge| bridge.may_concern(template))
             && let Some(exchanged) = Box::pin(bridge.send(&self.server, template, sent)).await
         {
-            return exchanged;
+            return exchanged.map(Box::new);
         }
-        let response = self.server.exchange(template, sent).await?;
+        let response = self.server.exchange_in_box(template, sent).await?;
         match bridge {
             Some(bridge) if bridge.may_be_refusal(&response, self.server.has_channels()) => {
-                Box::pin(bridge.after_refusal(&self.server, template, response)).await
+                Box::pin(bridge.after_refusal(&self.server, template, *response)).await.map(Box::new)
             }
             Some(_) | None => Ok(response),
         }
@@ -65,8 +66,8 @@ struct Named {
 }
 
 impl Exchange for Named {
-    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
-        let mut response = self.bridged.exchange(template, sent).await?;
+    async fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> ExchangedInBox {
+        let mut response = self.bridged.exchange_in_box(template, sent).await?;
         let is_new = self.names.has_renamed() && !template.names_session();
         self.names.wrap(response.headers_mut(), is_new);
         Ok(response)
@@ -228,8 +229,14 @@ impl Upstream {
         client: &Forwarded,
         body: Bytes,
     ) -> Template {
+        let mut origin = None;
+        let kept = kept.inspect(|(name, value)| {
+            if **name == ORIGIN {
+                origin.get_or_insert(*value);
+            }
+        });
         let lines = self.address(kept, parts.headers.get(HOST), client, Some(&self.named.names));
-        Template::new(parts, lines, body)
+        Template::new(parts, origin, lines, body)
     }
 
     /// Builds the headers of a request: the client's `kept` headers, the host, the forwarding
@@ -262,12 +269,8 @@ impl Upstream {
     }
 
     /// As [`Exchange::exchange`], without the information whether a connection could be made.
-    pub async fn send(
-        &self,
-        template: &Template,
-        sent: Option<&Arc<Stream>>,
-    ) -> Result<Response<ResponseBody>, Failure> {
-        self.exchange(template, sent).await.map_err(|unanswered| unanswered.failure)
+    pub async fn send(&self, template: &Template) -> Result<Response<ResponseBody>, Failure> {
+        self.exchange(template, None).await.map_err(|unanswered| unanswered.failure)
     }
 
     /// Sends a request for any path with its body, and waits for the response head.
@@ -293,7 +296,7 @@ impl Upstream {
 }
 
 impl Exchange for Upstream {
-    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
-        self.named.exchange(template, sent).await
+    fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> impl Future<Output = ExchangedInBox> + Send {
+        self.named.exchange_in_box(template, sent)
     }
 }

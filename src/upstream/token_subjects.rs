@@ -137,7 +137,7 @@ mod tests {
     fn a_subject_keeps_its_latest_principals() {
         let tokens = TokenSubjects::default();
         let now = clock::now();
-        let (one, two) = (Subject::from_hash([1; 16]), Subject::from_hash([2; 16]));
+        let (one, two) = (Subject::from([1; 16]), Subject::from([2; 16]));
         for number in 0..=MAX_PRINCIPALS as u8 {
             tokens.record_accepted(one, principal(number), now);
         }
@@ -152,7 +152,7 @@ mod tests {
     fn subjects_are_bounded_and_the_oldest_are_evicted() {
         let tokens = TokenSubjects::default();
         let start = clock::now();
-        let subject = |number: usize| Subject::from_hash((number as u128).to_be_bytes());
+        let subject = |number: usize| Subject::from((number as u128).to_be_bytes());
         for number in 0..MAX_SUBJECTS {
             tokens.record_accepted(subject(number), principal(1), start + Duration::from_micros(number as u64));
         }

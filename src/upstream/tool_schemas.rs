@@ -53,7 +53,7 @@ async fn list_tools(
     let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
     let request = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
     let call = upstream.call(parts, client, bytes::Bytes::new());
-    let response = upstream.send(&synthetic::post(&call, request.into_bytes()), None).await.ok()?;
+    let response = upstream.send(&synthetic::post(&call, request.into_bytes())).await.ok()?;
     if !response.status().is_success() {
         return None;
     }

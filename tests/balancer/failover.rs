@@ -138,7 +138,7 @@ async fn a_draining_sidecar_gets_requests_of_its_streams_and_no_new_calls() {
 async fn a_balancer_is_ready_as_long_as_calls_run_behind_it() {
     let mut one = Sidecar::start(1).await;
     one.reports(Some(report(one.owner, "memory", false)));
-    let balancer = balance(&[&one], &[("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")]).await;
+    let balancer = balance(&[&one], &STOPS).await;
     balancer.until(&one, "closing").await;
     let said = balancer.page("/readyz").await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("no replica takes new calls"), "{said}");
@@ -150,7 +150,7 @@ async fn a_balancer_is_ready_as_long_as_calls_run_behind_it() {
 #[tokio::test]
 async fn a_request_that_names_a_sidecar_that_is_down_does_not_wait_for_it() {
     let [mut one, two, _] = three().await;
-    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")]).await;
+    let balancer = balance(&[&one, &two], &STOPS).await;
     one.stop().await;
     balancer.until(&one, "down").await;
     for _ in 0..3 {
@@ -211,8 +211,7 @@ async fn a_stream_whose_owner_is_gone_is_reported_lost() {
         for sidecar in [&one, &two] {
             sidecar.reports(Some(report(sidecar.owner, store, true)));
         }
-        let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")];
-        let balancer = balance(&[&one, &two], &settings).await;
+        let balancer = balance(&[&one, &two], &STOPS).await;
         one.stop().await;
         let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
         assert!(seen.contains(expected), "{store}: {seen}");

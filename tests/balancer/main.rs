@@ -31,4 +31,10 @@ async fn three() -> [Sidecar; 3] {
     [Sidecar::start(1).await, Sidecar::start(2).await, Sidecar::start(3).await]
 }
 
-const FREEZES: [(&str, &str); 2] = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
+/// A sidecar that refuses connections is down at once, and one that is slow is not.
+const STOPS: [(&str, &str); 3] =
+    [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "30000"), ("BALANCE__UNHEALTHY_AFTER", "1")];
+
+/// A sidecar counts as frozen after three of these times. A loaded machine delays a response by
+/// less.
+const FREEZES: [(&str, &str); 2] = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "1500")];

@@ -294,7 +294,8 @@ async fn two_sidecars_of_one_name_are_reported() {
 async fn a_sidecar_of_unknown_identity_is_counted_and_listed() {
     let [one, two, _] = three().await;
     two.reports(None);
-    let balancer = balance(&[&one, &two], &FREEZES).await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50")]).await;
+    balancer.until(&one, "ready").await;
     balancer.until(&two, "unknown").await;
     assert_eq!(balancer.metric("replicas{condition=\"unknown\"}").await, 1);
     two.reports(Some(report(two.owner, "memory", true)));

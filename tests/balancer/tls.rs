@@ -38,6 +38,8 @@ async fn balancer(replica: String, proves: KeyPair, ca: PathBuf, shows: Option<K
         settings.extend([("BALANCE__TLS__CERT", shows.cert), ("BALANCE__TLS__KEY", shows.key)]);
     }
     settings.push(("BALANCE__HEALTH_MS", "50".into()));
+    // A handshake takes longer than a second on a machine that other builds use.
+    settings.push(("BALANCE__HEALTH_TIMEOUT_MS", "30000".into()));
     let env =
         settings.into_iter().map(|(key, value)| (format!("MCP_RESUME_{key}"), value.to_str().unwrap().to_owned()));
     let address = Some("127.0.0.1:0".to_owned());

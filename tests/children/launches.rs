@@ -46,9 +46,10 @@ async fn a_program_that_cannot_be_executed_says_so() {
     command.env("MCP_RESUME_UPSTREAM__STDERR_TO_CLIENT", "true");
     let proxy = Proxy::process(command).await;
     let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
-    let (status, message) = failure(&mut response).await;
-    assert_eq!(status, 502);
-    assert!(message.contains("exit code 127") && message.contains("cannot be executed"), "{message}");
+    let error = response.json().await["error"].take();
+    assert_eq!((response.status, &error["data"]["mayHaveRun"]), (502, &json!(false)));
+    assert!(error["message"].as_str().expect("text").ends_with("exit code 127"), "{error}");
+    assert!(error["data"]["stderr"].as_str().expect("text").contains("cannot be executed"), "{error}");
     let _ = fs::remove_file(file);
 }
 

@@ -27,6 +27,37 @@ fn serving_says_where_and_ends_with_0_once_it_is_asked_to() {
     }
 }
 
+#[test]
+#[cfg(unix)]
+fn connections_that_wait_to_be_accepted_are_served_before_the_end() {
+    let mut child = serve(FREE, "").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
+    let address = line.split("http://").nth(1).and_then(|url| url.split('/').next()).expect("an address");
+    let id = child.id().to_string();
+    let signal = |name: &str| {
+        let kill = Command::new("kill").args([name, &id]).status();
+        assert!(kill.expect("kill runs").success());
+    };
+    signal("-STOP");
+    let clients: Vec<TcpStream> = std::iter::repeat_with(|| {
+        let mut client = TcpStream::connect(address).expect("it listens");
+        let request = b"GET /.well-known/mcp-resume HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        client.write_all(request).expect("room");
+        client
+    })
+    .take(200)
+    .collect();
+    signal("-TERM");
+    signal("-CONT");
+    for mut client in clients {
+        let mut response = String::new();
+        client.read_to_string(&mut response).expect("text");
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    }
+    assert_eq!(child.wait().expect("a status").code(), Some(0));
+}
+
 /// A server that answers each call with an event stream which it breaks off once the client has
 /// left.
 #[cfg(unix)]

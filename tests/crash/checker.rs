@@ -210,7 +210,7 @@ impl Call {
         if message.get("error").is_some() {
             let error = &message["error"];
             let is_honest = error["code"] == OWNER_DIED
-                && error["message"] == "the proxy that ran the call has died"
+                && error["data"]["error"] == "owner_died"
                 && error["data"]["fault"] == "proxy"
                 && error["data"]["mayHaveRun"] == true
                 && message["id"] == self.id;
@@ -274,7 +274,7 @@ mod tests {
 
     fn error(code: i64) -> String {
         json!({"jsonrpc": "2.0", "id": 7, "error": {"code": code, "message": "the proxy that ran the call has died",
-            "data": {"fault": "proxy", "mayHaveRun": true}}})
+            "data": {"error": "owner_died", "fault": "proxy", "mayHaveRun": true}}})
         .to_string()
     }
 

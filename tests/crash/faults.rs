@@ -87,15 +87,16 @@ impl Run {
         }
     }
 
+    /// A call may begin until the process has ended: to it the death comes then.
     async fn kill(&mut self, which: usize) {
         self.world().note_death();
         self.replicas[which].kill().await;
+        self.world().note_death();
     }
 
     async fn kill_all(&mut self) {
-        self.world().note_death();
-        for replica in &mut self.replicas {
-            replica.kill().await;
+        for which in 0..self.replicas.len() {
+            self.kill(which).await;
         }
         for replica in &mut self.replicas {
             replica.start().await;
@@ -106,6 +107,7 @@ impl Run {
         let before = self.adopted_elsewhere(which).await;
         self.world().note_death();
         self.replicas[which].freeze().await;
+        self.world().note_death();
         // In vain where it was woken a moment ago and the store does not know it again yet.
         eventually(3 * LEASE, self.more_is_adopted(which, before)).await;
         tokio::time::sleep(longer).await;
@@ -126,9 +128,8 @@ impl Run {
             self.kill(which).await;
             self.restart_redis(pause).await;
         } else {
-            self.world().note_death();
             self.redis.as_mut().expect("a Redis").kill().await;
-            self.replicas[which].kill().await;
+            self.kill(which).await;
             self.redis.as_mut().expect("a Redis").restart().await;
         }
         self.replicas[which].start().await;

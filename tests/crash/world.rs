@@ -113,7 +113,7 @@ pub(crate) struct World {
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) admins: Vec<SocketAddr>,
     pub(crate) tally: Tally,
-    /// Number of times a proxy process was killed or frozen.
+    /// Number of times that a proxy process was about to be killed or frozen, and then was.
     deaths: AtomicU64,
     /// New events seen by any client.
     seen: AtomicUsize,
@@ -158,7 +158,7 @@ impl World {
 
     // ── what happened ────────────────────────────────────────────────────────────────────────────
 
-    /// To be told before a process is killed or frozen.
+    /// To be told before a process is killed or frozen, and after.
     pub(crate) fn note_death(&self) {
         self.deaths.fetch_add(1, Ordering::SeqCst);
     }

@@ -1,5 +1,7 @@
 //! Bad input has one answer each, and nothing from the network stops the server.
 
+use serde_json::{Value, json};
+
 use crate::support::*;
 
 /// Sends raw bytes on a new connection; returns everything received until its end.
@@ -157,6 +159,97 @@ async fn each_class_of_bad_request_has_its_answer() {
         assert_eq!(message["error"]["data"]["mayHaveRun"], false, "{class}: {message}");
     }
     settle(&proxy, &mut upstream).await;
+}
+
+/// A client finds the error by its ID, and its author the fault by its text.
+#[tokio::test]
+async fn a_refused_body_gets_its_id_back_and_the_name_of_the_wrong_member() {
+    let (mut upstream, proxy, session) = setup().await;
+    for (body, id, text) in [
+        (r#"{"id":7,"method":"tools/list"}"#, json!(7), "`jsonrpc` is missing"),
+        (r#"{"jsonrpc":"2.0","id":"a","method":7}"#, json!("a"), "`method` is no string"),
+        (r#"{"jsonrpc":"2.0","id":null,"method":"tools/list"}"#, Value::Null, "`id` is null"),
+        (
+            r#"[{"jsonrpc":"2.0","id":1,"method":"a"},{"id":2}]"#,
+            Value::Null,
+            "message 2 of the array: `jsonrpc` is missing",
+        ),
+    ] {
+        let mut response = session.post(body).send(proxy.addr).await;
+        let message = response.json().await;
+        let expected = format!("the request is not valid here: {text}");
+        assert_eq!((response.status, &message["id"], &message["error"]["message"]), (400, &id, &json!(expected)));
+        assert_eq!(message["error"]["data"]["error"], "bad_request");
+    }
+    settle(&proxy, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn a_byte_order_mark_before_a_body_is_skipped() {
+    let (mut upstream, proxy, session) = setup().await;
+    let pending = session.post(format!("\u{feff}{}", call(1))).start(proxy.addr).await;
+    let sent = upstream.expect("tools/call").await;
+    assert_eq!(sent.body, call(1).as_bytes());
+    sent.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+/// Servers in Python read them.
+#[tokio::test]
+async fn numbers_that_are_none_reach_a_server_on_http() {
+    let (mut upstream, proxy, session) = setup().await;
+    for number in ["NaN", "Infinity", "-Infinity"] {
+        let body = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"a","arguments":{{"x":{number}}}}}}}"#
+        );
+        let pending = session.post(&body).start(proxy.addr).await;
+        let sent = upstream.next().await;
+        assert_eq!(sent.body, body.as_bytes());
+        sent.json(200, result(1)).await;
+        let mut response = pending.response().await;
+        assert_eq!((response.status, response.json().await["id"].clone()), (200, json!(1)));
+    }
+    for body in [
+        r#"{"jsonrpc":"2.0","id":1,"method":NaN}"#,
+        r#"{"id":NaN}"#,
+        "NaN",
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":nan}"#,
+    ] {
+        assert_eq!(session.post(body).send(proxy.addr).await.status, 400, "{body}");
+    }
+    settle(&proxy, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn a_notification_with_an_id_of_null_reaches_a_server_on_http() {
+    let (mut upstream, proxy, session) = setup().await;
+    let body = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","id":null}"#;
+    let pending = session.post(body).start(proxy.addr).await;
+    let sent = upstream.next().await;
+    assert_eq!(sent.body, body.as_bytes());
+    sent.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+}
+
+#[tokio::test]
+async fn a_session_header_that_repeats_its_value_is_that_value() {
+    let (mut upstream, proxy, session) = setup().await;
+    let id = session.id.clone();
+    let joined = session.post(call(1)).with("Mcp-Session-Id", &format!("{id}, {id}"));
+    let twice = session.post(call(2)).and("Mcp-Session-Id", &id);
+    for request in [joined, twice] {
+        let pending = request.start(proxy.addr).await;
+        let sent = upstream.expect("tools/call").await;
+        assert_eq!(sent.head.all("mcp-session-id"), [id.as_str()]);
+        sent.json(200, result(1)).await;
+        assert_eq!(pending.response().await.status, 200);
+    }
+    // Two sessions are no session: the server judges.
+    let pending = session.post(call(3)).and("Mcp-Session-Id", "other").start(proxy.addr).await;
+    let sent = upstream.next().await;
+    assert_eq!(sent.head.all("mcp-session-id").len(), 2);
+    sent.status(400).await;
+    assert_eq!(pending.response().await.status, 400);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_resume::config::{Config, ProgressBeats, ResumeTokens};
+use mcp_resume::protocol::client_names::ClientNames;
 use serde_json::{Value, json};
 
 use crate::cancel::{cancel, cancelled};
@@ -15,7 +16,7 @@ use crate::support::*;
 const INTERVAL: Duration = Duration::from_secs(21);
 
 pub(crate) fn with_beats(config: &mut Config) {
-    let except = Arc::from(["inspector-client".to_owned()]);
+    let except = ClientNames::of(&["inspector-*"]);
     let (after, max) = (Duration::from_secs(20), Duration::from_secs(3600));
     config.delivery.progress = Some(ProgressBeats { after, max, except });
 }
@@ -199,7 +200,7 @@ async fn there_is_none_where_it_is_off_or_once_the_call_has_run_for_too_long() {
 
 #[tokio::test]
 async fn clients_that_are_excepted_get_none() {
-    for (name, gets_some) in [("inspector-client", false), ("inspector-client-2", true)] {
+    for (name, gets_some) in [("inspector-client", false), ("inspector-client-2", false), ("an-inspector", true)] {
         let mut upstream = Upstream::start().await;
         let proxy = Proxy::start(&upstream, with_beats).await;
         let opening = initialize(V2025_11).replace(r#""name":"raw""#, &format!(r#""name":"{name}""#));

@@ -110,7 +110,7 @@ async fn any_other_late_answer_becomes_an_honest_error() {
     let html = "HTTP/1.1 502 Bad\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nhtml";
     let text = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ntext";
     let not_rpc = "HTTP/1.1 404 X\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"error\":\"x\"}";
-    let moved = "HTTP/1.1 302 X\r\nlocation: https://login.example/\r\ncontent-length: 0\r\n\r\n";
+    let moved = "HTTP/1.1 302 X\r\nlocation: /login\r\ncontent-length: 0\r\n\r\n";
     for (status, answer) in
         [(502, html), (200, text), (404, not_rpc), (302, moved), (401, "HTTP/1.1 401 X\r\ncontent-length: 0\r\n\r\n")]
     {
@@ -123,6 +123,19 @@ async fn any_other_late_answer_becomes_an_honest_error() {
         assert_fault(&message, status, UPSTREAM_FAILED, "upstream");
         assert_eq!(message["error"]["data"]["httpStatus"], status);
     }
+}
+
+/// No client can follow it any more, and it would lead away from the proxy.
+#[tokio::test]
+async fn a_late_redirect_to_another_origin_is_an_error_with_that_origin() {
+    let (mut upstream, proxy, session) = hasty_without_revival().await;
+    let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call(1))).await;
+    upstream_call.status_with(302, "location: https://login.example/a?b=secret\r\n").await;
+    let message = response.event().await.json();
+    let data = &message["error"]["data"];
+    assert_eq!((&data["error"], &data["origin"]), (&"upstream_redirect".into(), &"https://login.example".into()));
+    assert!(!message.to_string().contains("secret"));
+    response.ends().await;
 }
 
 /// A client that was told so late needs the next refusal as clients understand it: as a status.

@@ -168,7 +168,7 @@ async fn at_the_timeout_calls_end_with_an_error_and_their_upstream_is_closed() {
     let unanswered = upstream.expect("tools/call").await;
     proxy.stop().await;
     let message = response.event().await.json();
-    assert_eq!((&message["id"], &message["error"]["message"]), (&1.into(), &SHUTTING_DOWN.into()));
+    assert_eq!((&message["id"], &message["error"]["message"]), (&1.into(), &after_a_run(SHUTTING_DOWN).into()));
     assert_eq!(message["error"]["data"]["mayHaveRun"], true);
     response.ends().await;
     sse.closed().await;

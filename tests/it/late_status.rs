@@ -159,7 +159,7 @@ async fn a_late_status_is_waited_for_the_next_time_for_its_caller_and_tool() {
         }
         let tool = format!("tool {status}");
         let (call, mut response, _) = committed(&proxy, &mut upstream, &caller.call(&tool)).await;
-        call.status_with(status, "location: https://login.example/\r\n").await;
+        call.status_with(status, "location: /login\r\n").await;
         response.events().await;
         // A refusal ends the trust in the credentials too.
         accept(&proxy, &mut upstream, &caller).await;
@@ -300,14 +300,16 @@ async fn a_request_that_was_accepted_late_ends_with_its_response_on_the_sessions
 
 #[tokio::test]
 async fn a_request_whose_response_came_before_it_was_accepted_ends_at_once() {
-    let (mut upstream, proxy, session) = hasty().await;
-    let (sse, mut own) = listen(&proxy, &mut upstream, &session).await;
-    let (call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call(1))).await;
-    sse.event(result(1)).await;
-    own.event().await;
-    call.status(202).await;
-    let (events, end) = response.events().await;
-    assert_eq!((events.len(), end), (0, End::Complete));
+    for spelled in ["1", "\"1\"", "1.0"] {
+        let (mut upstream, proxy, session) = hasty().await;
+        let (sse, mut own) = listen(&proxy, &mut upstream, &session).await;
+        let (call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call(1))).await;
+        sse.event(format!(r#"{{"jsonrpc":"2.0","id":{spelled},"result":{{}}}}"#)).await;
+        own.event().await;
+        call.status(202).await;
+        let (events, end) = response.events().await;
+        assert_eq!((events.len(), end), (0, End::Complete), "{spelled}");
+    }
 }
 
 #[tokio::test]
@@ -368,7 +370,8 @@ async fn the_error_for_a_late_refusal_has_what_a_client_needs_of_its_head() {
         let (call, mut response, _) = committed(&proxy, &mut upstream, &caller.call(&tool)).await;
         call.status_with(status, &extra).await;
         let error = response.event().await.json()["error"].clone();
-        let mut expected = json!({"fault": "upstream", "mayHaveRun": true, "httpStatus": status});
+        let mut expected =
+            json!({"error": "upstream_status", "fault": "upstream", "mayHaveRun": true, "httpStatus": status});
         for (name, value) in members.as_object().expect("members") {
             expected[name] = value.clone();
         }

@@ -106,8 +106,12 @@ async fn tasks_are_offered_at_their_revision_for_the_configured_tools() {
     let (_, session) = (session, open(&proxy, &mut upstream, V2025_11, json!({})).await.1);
     let pending = session.post(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).start(proxy.addr).await;
     let listed = r#"{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"slow"},{"name":"fast"}]}}"#;
-    upstream.expect("tools/list").await.json(200, listed).await;
-    let tools = pending.response().await.json().await["result"]["tools"].clone();
+    let facts = "etag: \"e\"\r\ncontent-digest: sha-256=:AA==:\r\n";
+    upstream.expect("tools/list").await.json_with(200, facts, listed).await;
+    let mut response = pending.response().await;
+    let tools = response.json().await["result"]["tools"].clone();
+    // They describe other bytes.
+    assert_eq!((response.header("etag"), response.header("content-digest")), (None, None));
     assert_eq!(tools, json!([{"name": "slow", "execution": {"taskSupport": "optional"}}, {"name": "fast"}]));
 }
 

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use mcp_resume::config::Config;
+use mcp_resume::protocol::client_names::ClientNames;
+
 use crate::support::*;
 
 const LATER: Option<u64> = Some(5000);
@@ -145,6 +148,29 @@ async fn a_client_that_counts_breaks_begins_anew_after_each() {
     sse.finish(result(1)).await;
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
     response.ends().await;
+}
+
+#[tokio::test]
+async fn a_client_with_a_name_of_the_list_begins_anew_after_each_break() {
+    for (names, is_named) in [(&["ra*"][..], true), (&["other"], false)] {
+        let named = |config: &mut Config| config.delivery.graceful_for = ClientNames::of(names);
+        let (mut upstream, proxy, session) = setup_with(named).await;
+        let legacy = (session.post(call(1)), session.resume(""));
+        for (post, resume) in [legacy, (modern(1), modern_resume(""))] {
+            let (sse, mut response) = begin(&proxy, &mut upstream, &post).await;
+            let place = EventId::of(response.prime().await.id());
+            response.reset();
+            settle(&proxy, &mut upstream).await;
+            let resume = resume.without("Last-Event-ID").resume_from(&place.at(0));
+            let mut resumed = resume.send(proxy.addr).await.sse();
+            if is_named {
+                ended_once(&mut resumed, 0).await;
+                resumed = resume.send(proxy.addr).await.sse();
+            }
+            sse.finish(result(1)).await;
+            assert_eq!(resumed.event().await.bytes(), result(1).as_bytes(), "{names:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Everything of the origin that is not an MCP exchange: other paths, redirects, CORS, where the
 //! endpoint is.
 
+use mcp_resume::config::HostHeader;
+use serde_json::json;
+
 use crate::support::*;
 
 #[tokio::test]
@@ -106,21 +109,91 @@ async fn a_redirect_to_another_origin_is_not_followed() {
     let other = Upstream::start().await;
     let pending = session.post(call(1)).with("Authorization", "Bearer t").start(proxy.addr).await;
     upstream.expect("tools/call").await.status_with(307, &format!("location: {}\r\n", other.url())).await;
-    let response = pending.response().await;
-    assert_eq!(response.status, 307);
-    assert_eq!(response.header("location"), Some(other.url().as_str()));
+    let mut response = pending.response().await;
+    assert_eq!((response.status, response.header("location")), (502, None));
+    let error = response.json().await;
+    let data = json!({"error": "upstream_redirect", "fault": "upstream", "mayHaveRun": false,
+        "origin": format!("http://{}", other.addr())});
+    assert_eq!((&error["id"], &error["error"]["data"]), (&json!(1), &data));
+    assert!(!error["error"]["message"].as_str().unwrap().contains("127.0.0.1"));
     assert_eq!(other.connections(), 0);
+}
+
+/// A client would follow such a redirect around the proxy, at each of these statuses.
+#[tokio::test]
+async fn a_call_is_led_to_no_other_origin() {
+    let (mut upstream, proxy, session) = setup().await;
+    let (port, mut id) = (upstream.addr().port(), 1);
+    for status in [301, 302, 303, 307, 308] {
+        for (location, origin) in [
+            ("https://login.example/a?next=secret".to_owned(), "https://login.example".to_owned()),
+            (format!("http://localhost:{port}/mcp/"), format!("http://localhost:{port}")),
+            ("http://127.0.0.1:1/mcp/".to_owned(), "http://127.0.0.1:1".to_owned()),
+            (format!("https://127.0.0.1:{port}/other"), format!("https://127.0.0.1:{port}")),
+        ] {
+            id += 1;
+            for request in [session.post(call(id)), session.get()] {
+                let pending = request.start(proxy.addr).await;
+                upstream.next().await.status_with(status, &format!("location: {location}\r\n")).await;
+                let mut response = pending.response().await;
+                let error = response.json().await;
+                assert_eq!(
+                    (response.status, &error["error"]["data"]["origin"]),
+                    (502, &json!(origin)),
+                    "{status} {location}"
+                );
+            }
+        }
+    }
+    // Not a call: a browser may be led anywhere.
+    let page = Request::new("GET", "/mcp").start(proxy.addr).await;
+    upstream.next().await.status_with(302, "location: https://docs.example/\r\n").await;
+    assert_eq!(page.response().await.header("location"), Some("https://docs.example/"));
+    assert!(upstream.is_quiet());
+}
+
+/// Servers behind a proxy that ends TLS name another scheme, or the host that the client named.
+#[tokio::test]
+async fn a_slash_at_the_end_is_followed_on_the_own_connection() {
+    let (mut upstream, proxy, session) = setup().await;
+    let (port, mut id) = (upstream.addr().port(), 1);
+    for status in [307, 308] {
+        for location in [
+            format!("https://127.0.0.1:{port}/mcp/"),
+            "https://127.0.0.1/mcp/".to_owned(),
+            "http://127.0.0.1/mcp/?a=b".to_owned(),
+        ] {
+            id += 1;
+            let pending = session.post(call(id)).with("Authorization", "Bearer t").start(proxy.addr).await;
+            upstream.expect("tools/call").await.status_with(status, &format!("location: {location}\r\n")).await;
+            let again = upstream.expect("tools/call").await;
+            assert!(again.target.starts_with("/mcp/"), "{location}: {}", again.target);
+            assert_eq!(again.header("authorization"), Some("Bearer t"));
+            again.json(200, result(id)).await;
+            assert_eq!(pending.response().await.status, 200);
+        }
+    }
+    let (mut upstream, proxy, session) = setup_with(|config| config.upstream.host = HostHeader::Client).await;
+    let pending = session.post(call(1)).with("Host", "localhost:1").start(proxy.addr).await;
+    let location = "location: https://localhost:1/mcp/\r\n";
+    upstream.expect("tools/call").await.status_with(307, location).await;
+    let again = upstream.expect("tools/call").await;
+    assert_eq!((again.target.as_str(), again.header("host")), ("/mcp/", Some("localhost:1")));
+    again.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
 }
 
 /// `//other` names a host, and for browsers `/\other` does.
 #[tokio::test]
 async fn a_redirect_that_names_a_host_without_a_scheme_is_not_taken_for_a_path() {
     let (mut upstream, proxy, session) = setup().await;
-    for location in ["//other.example/mcp", "//other.example", "/\\other.example/mcp", "//127.0.0.1:1/mcp"] {
-        let pending = session.post(call(1)).start(proxy.addr).await;
+    for (id, location) in
+        (10..).zip(["//other.example/mcp", "//other.example", "/\\other.example/mcp", "//127.0.0.1:1/mcp"])
+    {
+        let pending = session.post(call(id)).start(proxy.addr).await;
         upstream.expect("tools/call").await.status_with(307, &format!("location: {location}\r\n")).await;
         let response = pending.response().await;
-        assert_eq!((response.status, response.header("location")), (307, Some(location)));
+        assert_eq!((response.status, response.header("location")), (502, None), "{location}");
         settle(&proxy, &mut upstream).await;
     }
     // The same form may name the upstream itself.

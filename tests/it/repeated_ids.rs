@@ -9,14 +9,6 @@ use crate::support::*;
 /// ID of every request.
 const ID: u64 = 1;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Form {
-    Json,
-    Events,
-}
-
-const FORMS: [Form; 2] = [Form::Json, Form::Events];
-
 fn request(method: &str, params: serde_json::Value) -> String {
     json!({"jsonrpc": "2.0", "id": ID, "method": method, "params": params}).to_string()
 }
@@ -50,15 +42,11 @@ async fn open_in(proxy: &Proxy, upstream: &mut Upstream, head: &str) -> Session 
 
 /// Answers the next request of the server.
 async fn answer(upstream: &mut Upstream, form: Form, run: u64) {
-    let call = upstream.next().await;
-    match form {
-        Form::Json => call.json(200, outcome(run)).await,
-        Form::Events => call.sse().await.finish(outcome(run)).await,
-    }
+    form.answer(upstream.next().await, outcome(run)).await;
 }
 
 /// Reads a whole response, and returns the run that it names.
-async fn run_of(response: &mut Response) -> u64 {
+pub(crate) async fn run_of(response: &mut Response) -> u64 {
     let message = if response.is_sse() {
         let (events, end) = response.events().await;
         assert_eq!((events.len(), end), (1, End::Complete));
@@ -130,10 +118,7 @@ async fn equal_calls_at_once_run_each_and_are_answered_in_any_order() {
             let (mut clients, mut calls): (Vec<_>, Vec<_>) = (clients.by_ref().collect(), calls.by_ref().collect());
             for n in [first, 1 - first] {
                 let call = calls[n].take().unwrap();
-                match form {
-                    Form::Json => call.json(200, outcome(n as u64)).await,
-                    Form::Events => call.sse().await.finish(outcome(n as u64)).await,
-                }
+                form.answer(call, outcome(n as u64)).await;
                 let mut response = clients[n].take().unwrap().response().await;
                 assert_eq!(run_of(&mut response).await, n as u64, "{form:?}, {first} first");
             }
@@ -155,10 +140,7 @@ async fn a_call_is_joined_after_its_connection_broke() {
         settle(&proxy, &mut upstream).await;
         let pending = post.start(proxy.addr).await;
         settle(&proxy, &mut upstream).await;
-        match form {
-            Form::Json => call.json(200, outcome(1)).await,
-            Form::Events => call.sse().await.finish(outcome(1)).await,
-        }
+        form.answer(call, outcome(1)).await;
         let mut response = pending.response().await;
         assert_eq!(run_of(&mut response).await, 1, "{form:?}, before the head");
         drop(response);
@@ -228,10 +210,7 @@ async fn a_cut_call_that_has_ended_long_ago_is_not_joined() {
         let call = upstream.expect("tools/call").await;
         client.reset();
         settle(&proxy, &mut upstream).await;
-        match form {
-            Form::Json => call.json(200, outcome(1)).await,
-            Form::Events => call.sse().await.finish(outcome(1)).await,
-        }
+        form.answer(call, outcome(1)).await;
         settle(&proxy, &mut upstream).await;
         pass(std::time::Duration::from_millis(2100)).await;
         let pending = post.start(proxy.addr).await;

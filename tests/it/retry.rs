@@ -3,7 +3,7 @@
 use crate::support::*;
 
 /// A call whose client read one event and left; the proxy knows that it left.
-async fn left(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, EventId) {
+pub(crate) async fn left(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, EventId) {
     let (sse, mut response) = begin(proxy, upstream, request).await;
     sse.event(progress(1)).await;
     let place = EventId::of(response.event().await.id());
@@ -169,16 +169,6 @@ async fn another_request_is_no_retry() {
     sse.finish(result(1)).await;
     let (events, _) = response.events().await;
     assert_eq!(events.len(), 2, "the first call is still there");
-}
-
-#[tokio::test]
-async fn a_modern_call_without_a_key_is_never_a_retry() {
-    let mut upstream = Upstream::start().await;
-    let proxy = Proxy::start(&upstream, |_| {}).await;
-    let request = modern(1).with("Authorization", "Bearer a");
-    let (sse, _) = left(&proxy, &mut upstream, &request).await;
-    runs_anew(&proxy, &mut upstream, &request, "no session, no key").await;
-    sse.finish(result(1)).await;
 }
 
 #[tokio::test]

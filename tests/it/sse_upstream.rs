@@ -354,7 +354,7 @@ async fn an_event_over_the_limit_ends_its_call_and_the_session_goes_on() {
         channel.events.event(large).await;
         let error = event(&mut pending.response().await.sse()).await;
         let message = "the MCP server sent an event over the size limit";
-        assert_eq!((&error["id"], &error["error"]["message"]), (&json!(id), &json!(message)));
+        assert_eq!((&error["id"], &error["error"]["message"]), (&json!(id), &json!(after_a_run(message))));
         let cancel = server.take(&channel).await;
         assert_eq!(
             (&cancel["method"], &cancel["params"]["requestId"]),
@@ -379,7 +379,7 @@ async fn an_event_that_finds_no_memory_ends_its_call_and_the_session_goes_on() {
     server.take(&channel).await;
     channel.events.event(format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(2 * QUOTA))).await;
     let error = event(&mut pending.response().await.sse()).await;
-    assert_eq!(error["error"]["message"], "this caller's share of the proxy's memory is full");
+    assert_eq!(error["error"]["message"], after_a_run("this caller's share of the proxy's memory is full"));
     assert_eq!(server.take(&channel).await["method"], "notifications/cancelled");
     let pending = session.post(call(2)).start(server.proxy.addr).await;
     server.completes(&channel, pending, 2).await;

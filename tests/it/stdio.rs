@@ -114,7 +114,7 @@ async fn a_process_that_ends_fails_its_calls_and_the_next_one_opens_the_session_
     server.message().await;
     server.exit().await;
     let error = event(&mut response).await;
-    let data = json!({"fault": "upstream", "mayHaveRun": true, "exitCode": 3});
+    let data = json!({"error": "server_ended", "fault": "upstream", "mayHaveRun": true, "exitCode": 3});
     assert_eq!((&error["id"], &error["error"]["code"], &error["error"]["data"]), (&json!(1), &json!(-32010), &data));
     // The error is the call's outcome.
     let failed = async || metric(&proxy, r#"mcp_resume_streams_sealed_total{outcome="failed"}"#).await;
@@ -359,11 +359,28 @@ async fn a_program_that_exits_at_once_says_so() {
         let line = ["sh", "-c", program].map(str::to_owned).to_vec();
         let proxy = servers.proxy(|command| (command.line, command.stderr_to_client) = (line, stderr_to_client)).await;
         let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
-        let message = response.json().await["error"]["message"].as_str().expect("text").to_owned();
+        let error = response.json().await["error"].clone();
         assert_eq!(response.status, 502);
-        assert!(message.contains("exit code 7"), "{message}");
-        assert_eq!(message.contains("broken"), stderr_to_client, "{message}");
+        assert_eq!(error["message"], "the MCP server could not be started: exit code 7");
+        assert_eq!(error["data"]["stderr"], if stderr_to_client { json!("broken") } else { Value::Null });
     }
+}
+
+#[tokio::test]
+async fn the_lines_that_explain_a_failed_start_have_no_value_of_a_variable() {
+    let servers = StdioServers::start().await;
+    let program =
+        "for n in 1 2 3 4; do echo line $n; done >&2; echo \"Error: no key $TOKEN\" >&2; echo end >&2; exit 7";
+    let line = ["sh", "-c", program].map(str::to_owned).to_vec();
+    let proxy = servers
+        .proxy(|command| {
+            (command.line, command.stderr_to_client) = (line, true);
+            command.env = vec![("TOKEN".to_owned(), "hunter22".to_owned())];
+        })
+        .await;
+    let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
+    let error = response.json().await["error"].clone();
+    assert_eq!(error["data"]["stderr"], "Error: no key ***\nline 1\nline 2\nline 3\nline 4\nend");
 }
 
 #[tokio::test]

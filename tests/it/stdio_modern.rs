@@ -1,6 +1,9 @@
 //! Servers on stdio that speak a revision without sessions: one process for all requests of a
 //! caller.
 
+use std::time::Duration;
+
+use mcp_resume::config::{Bridge, ModernClients};
 use serde_json::{Value, json};
 
 use crate::support::stdio::{StdioServer, StdioServers};
@@ -283,7 +286,7 @@ async fn a_process_that_ends_fails_its_calls_and_the_next_call_has_another() {
     server.expect("tools/call").await;
     server.exit().await;
     let error = event(&mut pending.response().await.sse()).await;
-    let data = json!({"fault": "upstream", "mayHaveRun": true, "exitCode": 3});
+    let data = json!({"error": "server_ended", "fault": "upstream", "mayHaveRun": true, "exitCode": 3});
     assert_eq!((&error["id"], &error["error"]["code"], &error["error"]["data"]), (&json!("x"), &json!(-32010), &data));
     let pending = call("x").start(proxy.addr).await;
     let mut server = servers.next().await;
@@ -310,4 +313,44 @@ async fn a_request_whose_headers_disagree_reaches_no_process() {
     assert_eq!(notification.send(proxy.addr).await.status, 202);
     let mut failed = call(1).send(proxy.addr).await;
     assert_eq!((failed.status, failed.json().await["error"]["code"].clone()), (502, json!(-32010)));
+}
+
+/// The error has the form of the client's revision, and its call has failed all the same.
+#[tokio::test]
+async fn a_translated_call_whose_process_ends_counts_as_failed() {
+    let servers = StdioServers::start().await;
+    let bridge = Bridge {
+        modern_clients: ModernClients::Always,
+        legacy_clients: true,
+        idle: Duration::from_secs(600),
+        sessions_per_principal: 8,
+    };
+    let proxy = servers
+        .proxy_with(|config| {
+            config.admin.address = Some(([127, 0, 0, 1], 0).into());
+            config.bridge = Some(bridge);
+        })
+        .await;
+    let pending = call("a").start(proxy.addr).await;
+    let asked = legacy_server(&servers).await;
+    let mut server = servers.next().await;
+    server.answer_initialize(Value::Null).await;
+    loop {
+        let message = server.message().await;
+        match message["method"].as_str() {
+            Some("tools/call") => break,
+            Some(_) if message.get("id").is_some() => {
+                server.say(json!({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": []}})).await;
+            }
+            _ => {}
+        }
+    }
+    server.exit().await;
+    let mut response = pending.response().await.sse();
+    let error = event(&mut response).await;
+    assert_eq!((&error["id"], &error["error"]["data"]["error"]), (&json!("a"), &json!("server_ended")));
+    let failed = async || metric(&proxy, r#"mcp_resume_streams_sealed_total{outcome="failed"}"#).await;
+    until("the call has ended", async || failed().await == 1.0).await;
+    assert_eq!(metric(&proxy, r#"mcp_resume_upstream_failures_total{reason="server_ended"}"#).await, 1.0);
+    drop(asked);
 }

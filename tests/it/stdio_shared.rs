@@ -179,3 +179,19 @@ async fn what_names_no_call_reaches_each_session_that_wants_it() {
     assert_eq!((event(&mut to_two).await, event(&mut to_two).await), (updated, changed.clone()));
     assert_eq!(event(&mut to_one).await, changed);
 }
+
+#[tokio::test]
+async fn a_subscription_counts_once_its_response_came_under_a_spelled_id() {
+    let servers = StdioServers::start().await;
+    let proxy = shared(&servers).await;
+    let (mut server, one) = open(&servers, &proxy).await;
+    let two = join(&proxy).await;
+    let subscribe =
+        json!({"jsonrpc": "2.0", "id": 5, "method": "resources/subscribe", "params": {"uri": "u:a"}}).to_string();
+    let pending = one.post(&subscribe).start(proxy.addr).await;
+    let sent = server.expect("resources/subscribe").await;
+    server.say(json!({"jsonrpc": "2.0", "id": sent["id"].to_string(), "result": {}})).await;
+    assert_eq!(pending.response().await.status, 200);
+    // The server has the subscription, so the proxy responds in its place.
+    assert_eq!(two.post(&subscribe).send(proxy.addr).await.status, 200);
+}

@@ -660,3 +660,15 @@ async fn the_server_s_own_tasks_have_the_owner_in_their_ids_behind_a_balancer() 
     poll.json(200, answer.to_string()).await;
     assert_eq!(polled.response().await.json().await["result"], task(shown));
 }
+
+#[tokio::test]
+async fn a_task_has_a_result_that_only_lenient_parsers_read() {
+    let (mut upstream, proxy) = stage(|_| {}).await;
+    let (sse, handle) = promoted(&mut upstream, &proxy).await;
+    sse.finish(r#"{"jsonrpc":"2.0","id":"5","result":{"content":[],"structuredContent":{"x":NaN}}}"#).await;
+    settle(&proxy, &mut upstream).await;
+    let body = get(&id_of(&handle)).send(proxy.addr).await.body().await;
+    let text = String::from_utf8(body.to_vec()).expect("text");
+    let result = r#""result":{"resultType":"complete","content":[],"structuredContent":{"x":NaN}}}}"#;
+    assert!(text.contains(r#""status":"completed""#) && text.ends_with(result), "{text}");
+}

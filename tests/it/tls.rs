@@ -158,8 +158,8 @@ async fn an_upstream_gets_the_client_certificate_it_asks_for() {
 
 /// A call that goes through; its connection to the upstream stays busy as long as what is returned
 /// lives.
-async fn calls(proxy: &Proxy, server: &mut TestServer) -> EventStream {
-    let pending = Request::post(call(1)).start(proxy.addr).await;
+async fn calls(id: u64, proxy: &Proxy, server: &mut TestServer) -> EventStream {
+    let pending = Request::post(call(id)).start(proxy.addr).await;
     let saying = server.next().await.sse();
     saying.event(progress(1));
     assert_eq!(pending.response().await.sse().event().await.bytes(), progress(1).as_bytes());
@@ -180,7 +180,7 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     let copy = |from: PathBuf, to: PathBuf| {
         fs::copy(from, to).expect("a copy");
     };
-    let fails = || async { Request::post(call(1)).send(proxy.addr).await.status == 502 };
+    let fails = || async { Request::post(call(9)).send(proxy.addr).await.status == 502 };
     assert_eq!(in_use.reload(), ReloadOutcome::Unchanged);
     assert!(fails().await, "the server is not believed");
 
@@ -194,15 +194,15 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     assert_eq!(in_use.reload(), ReloadOutcome::Unchanged, "a bad pair is told once");
     copy(pki.pair().key, files.pair().key);
     assert_eq!(in_use.reload(), ReloadOutcome::Taken);
-    let first = calls(&proxy, &mut server).await;
+    let first = calls(1, &proxy, &mut server).await;
 
     // What cannot be used changes nothing for connections yet to be made.
     fs::write(files.ca(), "no authority").expect("a file");
     assert_eq!(in_use.reload(), ReloadOutcome::Refused);
-    let second = calls(&proxy, &mut server).await;
+    let second = calls(2, &proxy, &mut server).await;
     fs::remove_file(files.pair().key).expect("a file");
     assert_eq!(in_use.reload(), ReloadOutcome::Refused);
-    let third = calls(&proxy, &mut server).await;
+    let third = calls(3, &proxy, &mut server).await;
 
     // Another valid authority is used at once; existing connections stay.
     let other = Pki::new();
@@ -211,8 +211,8 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     copy(other.pair().key, files.pair().key);
     assert_eq!(in_use.reload(), ReloadOutcome::Taken);
     assert!(fails().await, "the server is believed no longer");
-    for saying in [first, second, third] {
-        saying.finish(result(1));
+    for (saying, id) in [first, second, third].into_iter().zip(1..) {
+        saying.finish(result(id));
     }
 }
 

@@ -8,6 +8,7 @@
 
 use mcp_resume::config::Config;
 use mcp_resume::log::text;
+use mcp_resume::log::timestamps::Timestamps;
 use mcp_resume::sidecar::Server;
 use std::future::{Future, pending};
 use std::io::Write as _;
@@ -57,8 +58,8 @@ pub(crate) const SESSION_EVENT: Kind = Kind { events: 1, has_session: true };
 /// Makes `times` calls, one after another, on one connection.
 pub(crate) fn call(times: usize, kind: Kind) -> Result<()> {
     // As `serve` writes its lines.
-    let lines = tracing_subscriber::fmt().with_env_filter(LOG).with_ansi(false).with_writer(std::io::sink);
-    lines.fmt_fields(text::Fields::default()).init();
+    let lines = tracing_subscriber::fmt().with_env_filter(LOG).with_ansi(false).with_timer(Timestamps);
+    lines.with_writer(std::io::sink).fmt_fields(text::Fields::default()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::dialect::Declared;
-use mcp_resume::protocol::headers::names;
+use mcp_resume::protocol::headers::{RequestFacts, names};
 use mcp_resume::protocol::http1::{self, Framing};
 use mcp_resume::protocol::ids::{self, EventId, Handle, Keyring, Owner, Seq, StoreEpoch, StreamId, StreamKind};
 use mcp_resume::protocol::jsonrpc::{self, Body, RequestId};
@@ -107,7 +107,8 @@ pub(crate) fn classify_post(times: usize) -> Result<()> {
     let body = br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search","arguments":{"query":"a few words of an ordinary length","limit":20},"_meta":{"progressToken":"b"}}}"#;
     let mut calls = 0;
     for _ in 0..times {
-        let route = classify::post(black_box(&headers), black_box(body), None, Declared::ALL, classify::BATCH_MAX);
+        let version = RequestFacts::of(black_box(&headers)).version;
+        let route = classify::post(version.as_ref(), black_box(body), None, Declared::ALL, classify::BATCH_MAX);
         calls += usize::from(matches!(black_box(route), Route::Call(call) if call.has_tool_call()));
     }
     expect(calls, times)

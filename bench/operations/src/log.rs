@@ -95,14 +95,14 @@ impl Proxy {
     fn new() -> Result<Self> {
         let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
         let metrics = Metrics::new()?.ingress;
-        let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.event_log.clone(), None);
+        let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.event_log.clone(), None, None);
         Ok(Self { log: Arc::new(log), metrics: metrics.delivery.clone(), receipts: Arc::default() })
     }
 
     /// A stream whose upstream has begun to respond, and its writer.
     fn open(&self) -> Result<(Arc<Stream>, Writer)> {
         let quota = self.log.quota(QuotaKey::Known([1; 16]));
-        let reservation = self.log.admit(&quota, 0).map_err(ErrorCode::label)?;
+        let reservation = self.log.admit(quota.reserve(0), 0).map_err(ErrorCode::label)?;
         let stream = self.log.create(spec(), reservation);
         let writer = self.log.writer(&stream);
         update(&writer, |machine, _| machine.handle_stream_head())?;
@@ -139,6 +139,7 @@ fn spec() -> Spec {
         era: Era::Legacy,
         max_wait: Some(Duration::from_secs(600)),
         modern_grace: None,
+        unprimed_grace: Duration::ZERO,
         has_idempotency_key: false,
         retention: Duration::from_secs(300),
         call_timeout: None,
@@ -151,8 +152,10 @@ fn spec() -> Spec {
         can_pause: true,
         should_resume_hard_cuts: false,
         should_refuse_requests: false,
+        is_tool_call: false,
         should_announce_cancel: true,
         is_task: false,
+        counts_breaks: false,
         legacy_task: None,
         should_answer_pings: true,
     };
@@ -164,6 +167,7 @@ fn spec() -> Spec {
         should_poll: false,
         body_fingerprint: None,
         slicing: None,
+        get_calls: None,
         span: None,
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Args {
     /// marks
     #[arg(long, default_value_t = 0)]
     calls: u64,
-    /// Seconds to measure
+    /// Seconds to measure; 0 = nothing is timed
     #[arg(long, default_value_t = 3.0)]
     secs: f64,
     /// Seconds before that, not measured
@@ -55,12 +55,14 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
         callers = repeat(callers, counted).await?;
         pause("after").await?;
     }
-    let (callers, mut latencies) = measure(callers, &args).await?;
+    let is_timed = args.secs > 0.0;
+    let (callers, mut latencies) = if is_timed { measure(callers, &args).await? } else { (callers, Vec::new()) };
+    let latency = if is_timed { percentiles(&mut latencies, USUAL)? } else { Value::Null };
     Ok(json!({
         "load": "short", "concurrency": args.concurrency, "events": args.events,
         "calls": counted * args.concurrency, "total": callers.iter().map(|caller| caller.made).sum::<u64>(),
-        "per_sec": latencies.len() as f64 / args.secs,
-        "latency_us": percentiles(&mut latencies, USUAL)?,
+        "per_sec": is_timed.then(|| latencies.len() as f64 / args.secs),
+        "latency_us": latency,
     }))
 }
 

@@ -12,12 +12,12 @@ use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use hickory_resolver::system_conf::read_system_conf;
 
 use super::{LookupError, Query, Record, RecordKind, Resolver};
-use crate::clock;
-use crate::sync;
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
 
 /// Time until a query is repeated to a server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
-/// Age at which the system's files are read again.
+/// Maximum age of the system's files before they are read again.
 const REREAD: Duration = Duration::from_secs(30);
 
 /// A resolver that queries the servers of the system, without a cache.

@@ -32,8 +32,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::config::{Location, Target};
-use crate::sync;
+use mcp_resume_base::sync;
+use mcp_resume_config::{Location, Target};
 
 pub use dns::Dns;
 use target_file::TargetFile;
@@ -73,8 +73,8 @@ pub struct Endpoint {
 /// Priority and weight of a replica for new calls (RFC 2782).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityAndWeight {
-    /// Rank of the priority, from 0. A replica gets new calls only if none of a lower number is
-    /// available.
+    /// Rank of the priority, from 0. A replica gets new calls only if no replica of a lower number
+    /// is available.
     pub priority: usize,
     /// Weight relative to the largest of the same priority, from 1 to 100.
     pub weight_percent: usize,
@@ -401,7 +401,7 @@ struct Host {
 }
 
 /// Returns the hosts of the service in the order of their priorities. A host named `.` means that
-/// there is none.
+/// the service has no host.
 fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
     for record in records(service, RecordKind::Service, answers).0 {

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::config::{Target, TargetError};
+use mcp_resume_config::{Target, TargetError};
 
 /// Longest file accepted.
 const FILE_MAX: usize = 1024 * 1024;

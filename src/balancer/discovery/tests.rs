@@ -1,7 +1,8 @@
 use std::fs;
 
 use super::*;
-use crate::{clock, random};
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
 
 /// A resolver with fixed answers; other queries hang.
 #[derive(Clone, Default)]

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{Error, Listeners};
 
-/// A predecessor, of which there is none.
+/// A predecessor. This platform has none.
 pub struct Predecessor(Infallible);
 
 /// An offer that is never accepted.

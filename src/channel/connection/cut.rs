@@ -19,7 +19,7 @@ use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
 use crate::clock;
 use crate::protocol::channel::ids::CallKey;
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{ErrorCode, Failure, Subject};
 use crate::protocol::excerpt::{EXCERPT, Excerpt, Kind};
 use crate::protocol::jsonrpc::{self, Body, Message, RequestId, code};
 
@@ -177,7 +177,9 @@ impl State {
     /// Ends a request with an error in place of the server's response.
     fn fail_request(&mut self, id: &RequestId, code: ErrorCode, limits: &Limits) {
         let call = self.routing.call_of(id);
+        let mut subject = Subject::Request;
         if let Some(response) = call.and_then(|call| self.responses.get(&call)) {
+            subject = response.subject;
             let (head, is_cancelled) = (response.head.clone(), response.cancelled.contains(id));
             if call.is_some_and(|call| self.routing.owed(call) == 1) {
                 response.queue.set_lost(code);
@@ -187,6 +189,6 @@ impl State {
             }
         }
         let message = Message::Response { id: Some(id.clone()), is_error: true };
-        self.deliver(&message, Failure::after_send(code).to_message(Some(id)).into(), limits);
+        self.deliver(&message, Failure::after_send(code).to_message(Some(id), subject).into(), limits);
     }
 }

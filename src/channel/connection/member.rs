@@ -1,4 +1,8 @@
 //! A session on a channel: its standalone stream, and its use of the channel.
+//!
+//! Absent: the queues of the bridge (`upstream/bridge/outbox.rs`). They bound the number of
+//! messages, and wait for a slow reader. A channel bounds bytes and never waits, since it carries
+//! all calls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -18,10 +18,11 @@ mod types;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 use self::arriving::Arriving;
 pub(super) use self::core::Connection;
@@ -35,9 +36,11 @@ use super::link::{Input, Output, WriteError};
 use super::metrics::Skipped;
 use super::request::OnBegin;
 use crate::event_log::Stream;
+use crate::metrics::Repair;
 use crate::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};
 use crate::protocol::channel::line::Line;
 use crate::protocol::channel::second_id::has_second_id;
+use crate::protocol::error::Subject;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
@@ -114,6 +117,7 @@ impl Connection {
         // The protocol forbids to cancel `initialize`.
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
         let is_listen = messages.iter().any(|message| is_method(message, "subscriptions/listen"));
+        let subject = Subject::of(&messages);
         let mut state = sync::lock(&self.state);
         self.check(&state, member, &texts, head.as_ref())?;
         state.next_call += 1;
@@ -132,6 +136,7 @@ impl Connection {
             cancelled: Vec::new(),
             may_cancel,
             is_listen,
+            subject,
             head: head.clone(),
         };
         state.responses.insert(call, response);
@@ -232,12 +237,16 @@ impl Connection {
         self.ended.notify_waiters();
     }
 
-    /// Takes the pending responses of a channel that has ended, with the IDs of their requests.
-    pub(super) fn take_pending(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
+    /// Takes the pending responses of a channel that has ended, with the subject of their errors
+    /// and the IDs of their requests.
+    pub(super) fn take_pending(&self) -> Vec<(Arc<Queue>, Subject, Vec<RequestId>)> {
         let mut state = sync::lock(&self.state);
         let responses = std::mem::take(&mut state.responses);
         let ids = |owed: Vec<Owed>| owed.into_iter().map(|owed| owed.at_caller).collect();
-        responses.into_iter().map(|(call, response)| (response.queue, ids(state.routing.give_up(call)))).collect()
+        let pending = responses
+            .into_iter()
+            .map(|(call, Response { queue, subject, .. })| (queue, subject, ids(state.routing.give_up(call))));
+        pending.collect()
     }
 
     /// Returns the current use of the channel.
@@ -271,6 +280,11 @@ impl Connection {
     /// Returns the number of lines of the server that were no JSON-RPC.
     pub(super) fn garbage(&self) -> usize {
         sync::lock(&self.state).garbage
+    }
+
+    /// Returns true once the server has sent a request or a notification.
+    pub(super) fn has_spoken(&self) -> bool {
+        sync::lock(&self.state).has_spoken
     }
 
     /// Returns the reason for the end, or `None` while the channel works.
@@ -415,10 +429,27 @@ impl Connection {
         self.end(End::Lost);
     }
 
+    /// Reads a line as a response that only lenient parsers read, and removes its byte order mark.
+    /// Returns `None` for any other line.
+    fn repair(&self, line: &mut Bytes) -> Option<jsonrpc::Body> {
+        let response = jsonrpc::peek_leniently(line).ok()?;
+        self.limits.metrics.repairs.record(Repair::Json);
+        if line.starts_with(jsonrpc::BYTE_ORDER_MARK) {
+            line.advance(jsonrpc::BYTE_ORDER_MARK.len());
+        }
+        Some(jsonrpc::Body::Single(response))
+    }
+
     /// Hands each message of a line to its response.
-    fn take(&self, line: Bytes) {
-        let Ok(body) = jsonrpc::peek(&line) else {
+    fn take(&self, mut line: Bytes) {
+        let Some(body) = jsonrpc::peek(&line).ok().or_else(|| self.repair(&mut line)) else {
             self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
+            if self.garbage() == 0 {
+                warn!(
+                    "a server writes text where its messages belong: the text is skipped. On stdio its stdout must have \
+                     JSON-RPC messages alone, and stderr the log"
+                );
+            }
             return self.change(|state| state.take_garbage(&line, &self.limits));
         };
         self.change(|state| match body {

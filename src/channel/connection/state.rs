@@ -1,5 +1,8 @@
 //! State of a channel: queued messages, running calls, and the response for each message of the
 //! server.
+//!
+//! Absent: server requests that wait for a call, as in the bridge
+//! (`upstream/bridge/modern_clients/running.rs`). Here a standalone stream takes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,10 +20,11 @@ use crate::channel::metrics::Skipped;
 use crate::channel::request::OnBegin;
 use crate::clock;
 use crate::event_log::Stream;
+use crate::metrics::Repair;
 use crate::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};
 use crate::protocol::channel::routing::{Routing, Target};
 use crate::protocol::channel::shared_state::{Decision, OwnRequest, SharedState};
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{ErrorCode, Failure, Subject};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::random;
@@ -52,6 +56,8 @@ pub(super) struct State {
     last_head: Option<Arc<Lines>>,
     /// Lines of the server that were no JSON-RPC.
     pub(super) garbage: usize,
+    /// True once the server has sent a request or a notification.
+    pub(super) has_spoken: bool,
     pub(super) end: Option<End>,
 }
 
@@ -73,6 +79,8 @@ pub(super) struct Response {
     pub(super) may_cancel: bool,
     /// True for a subscription, which gets only messages that name it.
     pub(super) is_listen: bool,
+    /// Subject of errors in place of the server's responses.
+    pub(super) subject: Subject,
     /// Headers of the request, for synthetic messages about the call to a server that takes
     /// headers.
     pub(super) head: Option<Arc<Lines>>,
@@ -146,11 +154,12 @@ impl State {
         let is_of = |(_, response): &(&CallKey, &Response)| response.member == Some(member);
         let calls: Vec<CallKey> = self.responses.iter().filter(is_of).map(|(call, _)| *call).collect();
         for call in calls {
-            let queue = self.responses.get(&call).map(|response| response.queue.clone());
+            let response = self.responses.get(&call).map(|response| (response.queue.clone(), response.subject));
             let pending = self.close(call);
-            if let Some(queue) = queue {
+            if let Some((queue, subject)) = response {
+                let failure = Failure::after_send(ErrorCode::Abandoned);
                 for Owed { at_caller, .. } in &pending {
-                    queue.force(Failure::after_send(ErrorCode::Abandoned).to_message(Some(at_caller)).into());
+                    queue.force(failure.to_message(Some(at_caller), subject).into());
                 }
                 queue.end();
             }
@@ -325,7 +334,8 @@ impl State {
         let Some(response) = self.responses.remove(&call) else { return };
         response.queue.set_lost(code);
         for Owed { at_server, at_caller } in &owed {
-            response.queue.force(Failure::after_send(code).to_message(Some(at_caller)).into());
+            let failure = Failure::after_send(code);
+            response.queue.force(failure.to_message(Some(at_caller), response.subject).into());
             if response.may_cancel && !response.cancelled.contains(at_server) {
                 self.enqueue_cancel(at_server, response.head.clone());
             }
@@ -338,6 +348,15 @@ impl State {
     }
 
     pub(super) fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
+        let (respelled, text) = match self.routing.respelled(message, &text) {
+            Some((message, text)) => {
+                limits.metrics.repairs.record(Repair::ResponseId);
+                (Some(message), text)
+            }
+            None => (None, text),
+        };
+        let message = respelled.as_ref().unwrap_or(message);
+        self.has_spoken |= !matches!(message, Message::Response { .. });
         if let Message::Response { id: Some(id), is_error } = message
             && self.users == Users::Sessions
         {

@@ -68,3 +68,48 @@ async fn a_server_that_ends_at_the_question_is_asked_again_later() {
     assert_eq!(status(modern(&setup)).await, 400);
     setup.starts_none();
 }
+
+/// Begins a request, and reads `server/discover` and the ping behind it.
+async fn pinged(setup: &mut Setup) -> (JoinHandle<u16>, Server, Value, Value) {
+    let sending = modern(setup);
+    let mut server = setup.server().await;
+    let (discover, ping) = (server.message().await, server.message().await);
+    assert_eq!((&discover["method"], &ping["method"]), (&json!("server/discover"), &json!("ping")));
+    (sending, server, discover, ping)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_up_and_leaves_the_question_counts_as_legacy_soon() {
+    type Sign = fn(&Value) -> Value;
+    let ping_result = |ping: &Value| json!({"jsonrpc": "2.0", "id": ping["id"], "result": {}});
+    let notice = |_: &Value| json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {}});
+    let refusal =
+        |ping: &Value| json!({"jsonrpc": "2.0", "id": ping["id"], "error": {"code": -32601, "message": "no"}});
+    let cases: [(Sign, u64); 3] = [(ping_result, 7), (notice, 7), (refusal, START.as_secs())];
+    for (sign, seconds) in cases {
+        let mut setup = Setup::new(|_| {});
+        let (sending, mut server, _, ping) = pinged(&mut setup).await;
+        let begun = clock::now();
+        clock::sleep(Duration::from_secs(2)).await;
+        server.say(sign(&ping)).await;
+        assert_eq!(status(sending).await, 400, "its client falls back to initialize");
+        let took = (clock::now() - begun).as_secs();
+        assert!((seconds.saturating_sub(1)..=seconds).contains(&took), "{took} s, {seconds} expected");
+        // The era is known from now on.
+        assert_eq!(status(modern(&setup)).await, 400);
+        setup.starts_none();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_response_to_the_question_counts() {
+    let mut setup = Setup::new(|_| {});
+    let (sending, mut server, discover, ping) = pinged(&mut setup).await;
+    server.say(json!({"jsonrpc": "2.0", "id": ping["id"], "result": {}})).await;
+    clock::sleep(Duration::from_secs(4)).await;
+    let result = json!({"supportedVersions": ["2026-07-28"], "capabilities": {}});
+    server.say(json!({"jsonrpc": "2.0", "id": discover["id"], "result": result})).await;
+    assert_eq!(server.message().await["method"], "tools/list");
+    drop(server);
+    within(sending).await.expect("no panic");
+}

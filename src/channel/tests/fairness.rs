@@ -6,7 +6,7 @@ use crate::clock;
 
 /// Channels whose starts come one every 30 seconds after a burst of two.
 fn slow_starts() -> Setup {
-    Setup::new(|settings| settings.bounds.as_mut().expect("bounds").starts_per_minute = 2)
+    Setup::new(|settings| settings.bounds.as_mut().expect("bounds").starts_per_minute = Some(2))
 }
 
 /// Servers that run.

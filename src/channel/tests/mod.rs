@@ -25,7 +25,6 @@ use super::{
     Settings, Sharing, StartKind,
 };
 use crate::event_log::{Principal, QuotaKey};
-use crate::metrics::Registrar;
 use crate::protocol::headers;
 
 const START: Duration = Duration::from_secs(55);
@@ -139,7 +138,9 @@ impl Setup {
             bounds: Some(Bounds {
                 servers: 8,
                 servers_per_caller: 4,
-                starts_per_minute: 30,
+                starts_per_minute: Some(30),
+                starts_at_once: 64,
+                first_alone: Duration::ZERO,
                 bounds_addresses: true,
                 may_replace: true,
             }),
@@ -151,7 +152,7 @@ impl Setup {
         let is_missing = Arc::new(AtomicBool::new(false));
         let broken = Arc::<AtomicUsize>::default();
         let opener = Opener { servers: sender, is_missing: is_missing.clone(), broken: broken.clone() };
-        let metrics = Metrics::new(&Registrar::default()).expect("new names");
+        let metrics = Metrics::unregistered();
         let channels = Channels::new(Box::new(opener), settings, Arc::new(metrics));
         Self { channels, servers, is_missing, broken }
     }

@@ -17,7 +17,7 @@ use crate::sync;
 fn setup(broken: usize) -> Setup {
     let setup = Setup::new(|_| {});
     setup.broken.store(broken, Ordering::Relaxed);
-    setup.channels.era.set(Era::Modern);
+    setup.channels.era.set(Era::Modern, None);
     setup
 }
 

@@ -40,7 +40,7 @@ impl Output for Written {
 async fn messages_about_a_call_and_after_it_have_its_headers() {
     let (written, mut messages) = mpsc::unbounded_channel();
     let (says, said) = mpsc::unbounded_channel();
-    let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("new names"));
+    let metrics = Arc::new(Metrics::unregistered());
     let unclaimed = PartialMemory::new(1 << 20);
     let [message_bytes, response_bytes, outgoing_bytes] = [1 << 20; 3];
     let limits = Limits { message_bytes, response_bytes, outgoing_bytes, answers_pings: true, unclaimed, metrics };

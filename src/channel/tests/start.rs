@@ -102,7 +102,7 @@ async fn a_server_that_no_client_wants_any_more_is_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
-    let mut setup = Setup::new(|settings| settings.bounds.as_mut().expect("bounds").starts_per_minute = 1);
+    let mut setup = Setup::new(|settings| settings.bounds.as_mut().expect("bounds").starts_per_minute = Some(1));
     let begun = clock::now();
     let _first = setup.open(1).await;
     let refused = outcome(setup.initialize(2, 1, "a")).await;
@@ -113,6 +113,62 @@ async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
     let mut next = setup.server().await;
     next.accept().await;
     assert_eq!((outcome(admitted).await.status, (clock::now() - begun).as_secs()), (200, 60));
+}
+
+/// Channels whose first start runs alone, and then two at once.
+fn gated() -> Setup {
+    Setup::new(|settings| {
+        let bounds = settings.bounds.as_mut().expect("bounds");
+        (bounds.first_alone, bounds.starts_at_once) = (Duration::from_secs(10), 2);
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_start_runs_alone_until_it_has_a_response() {
+    let mut setup = gated();
+    let opening: Vec<_> = (1..=4).map(|caller| setup.initialize(1, caller, "a")).collect();
+    let mut first = setup.server().await;
+    clock::sleep(Duration::from_secs(3)).await;
+    setup.starts_none();
+    first.accept().await;
+    let mut next = [setup.server().await, setup.server().await];
+    clock::sleep(Duration::from_secs(3)).await;
+    setup.starts_none();
+    next[0].accept().await;
+    let mut last = setup.server().await;
+    for server in [&mut next[1], &mut last] {
+        server.accept().await;
+    }
+    for opening in opening {
+        assert_eq!(outcome(opening).await.status, 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_start_without_a_response_holds_others_for_ten_seconds() {
+    let mut setup = gated();
+    let begun = clock::now();
+    let _slow = setup.initialize(1, 1, "a");
+    let _first = setup.server().await;
+    let second = setup.initialize(1, 2, "a");
+    let mut server = setup.server().await;
+    server.accept().await;
+    assert_eq!(outcome(second).await.status, 200);
+    assert_eq!((clock::now() - begun).as_secs(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_first_start_holds_no_other() {
+    let mut setup = gated();
+    let begun = clock::now();
+    let failing = setup.initialize(1, 1, "a");
+    setup.server().await.ended.send_replace(true);
+    assert_eq!(outcome(failing).await.status, 502);
+    let second = setup.initialize(1, 2, "a");
+    let mut server = setup.server().await;
+    server.accept().await;
+    assert_eq!(outcome(second).await.status, 200);
+    assert!((clock::now() - begun).as_secs() < 5);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,11 +2,10 @@
 //! a restart finds its call.
 //!
 //! Owned here: the form and the keys of the records, and the guard that extends and removes them.
-//! Absent: lookups and decisions (`recovery/claims.rs`).
+//! Absent: lookups and decisions (`replicas/claims.rs`).
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::event_log::backing::STORE_RETRY_PAUSE;
 use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::backing::released_claims::ReleasedClaims;
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
 use crate::store::{Error, Store};
@@ -66,21 +66,6 @@ pub enum ClaimOutcome {
     Unclaimed,
     /// The record cannot be read, perhaps because another version wrote it.
     Unreadable,
-}
-
-/// Calls whose records are being removed from the store. They have ended or never ran, even while
-/// the store still has their records.
-#[derive(Debug, Default)]
-pub struct ReleasedClaims(Mutex<HashSet<StreamId>>);
-
-impl ReleasedClaims {
-    fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
-        sync::lock(&self.0)
-    }
-
-    pub(in crate::event_log) fn contains(&self, stream: StreamId) -> bool {
-        self.lock().contains(&stream)
-    }
 }
 
 /// A record as written.
@@ -243,7 +228,7 @@ impl ClaimGuard {
             return;
         };
         let stream = self.stream;
-        self.released.lock().insert(stream);
+        self.released.insert(stream);
         let removing: Vec<_> =
             records.iter().map(|record| self.store.expire_if_equal(&record.key, &record.value, None)).collect();
         let (store, released, until) = (self.store.clone(), self.released.clone(), clock::now() + self.keep());
@@ -253,7 +238,7 @@ impl ClaimGuard {
                     record.remove_for_sure(&*store, until).await;
                 }
             }
-            released.lock().remove(&stream);
+            released.remove(stream);
         });
     }
 }

@@ -5,9 +5,10 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::event_log::identity::binding::Binding;
-use crate::event_log::identity::principal::Principal;
+use crate::identity::Binding;
+use crate::identity::Principal;
 use crate::protocol::cluster::Base64;
+use crate::protocol::dialect::resume_tokens::CallDigest;
 
 /// Identity of a call: principal, session and body, or principal and `Idempotency-Key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,24 +26,35 @@ impl Hash for Fingerprint {
 impl Fingerprint {
     /// Returns the fingerprint of a call in a session; the body holds the request id with its type.
     pub fn of_call(binding: &Binding, query: &str, body: &[u8]) -> Self {
-        Self::hash(b"call", &binding.principal, &[binding.session_text(), query], body)
+        Self::hash(b"call", &binding.principal, &[binding.session_text().as_bytes(), query.as_bytes()], body)
     }
 
     /// Returns the fingerprint of an `Idempotency-Key`.
     pub fn of_key(binding: &Binding, key: &[u8]) -> Self {
-        Self::hash(b"key", &binding.principal, &[binding.session_text()], key)
+        Self::hash(b"key", &binding.principal, &[binding.session_text().as_bytes()], key)
     }
 
     /// Returns the fingerprint of an `Idempotency-Key` under the subject that the caller's token
     /// claims, or `None` if it claims none.
     pub fn of_subject_key(binding: &Binding, key: &[u8]) -> Option<Self> {
         let subject = Principal::Known(binding.subject?.digest());
-        Some(Self::hash(b"subject", &subject, &[binding.session_text()], key))
+        Some(Self::hash(b"subject", &subject, &[binding.session_text().as_bytes()], key))
     }
 
     /// Returns the fingerprint of a body alone, to compare the bodies of two POSTs with one key.
     pub fn of_body(query: &str, body: &[u8]) -> Self {
-        Self::hash(b"body", &Principal::Anonymous, &[query], body)
+        Self::hash(b"body", &Principal::Anonymous, &[query.as_bytes()], body)
+    }
+
+    /// Returns the fingerprint of a request, given by its parts: its head with the address of its
+    /// client, and its body.
+    pub fn of_request(principal: &Principal, parts: &[&[u8]], body: &[u8]) -> Self {
+        Self::hash(b"request", principal, parts, body)
+    }
+
+    /// Returns the fingerprint of a call that may come again under another ID.
+    pub fn of_try(principal: &Principal, call: &CallDigest) -> Self {
+        Self::hash(b"try", principal, &[], call.as_bytes())
     }
 
     /// Returns the beginning of the fingerprint, where an error of a comparison is harmless.
@@ -65,7 +77,7 @@ impl Fingerprint {
         &self.0
     }
 
-    fn hash(kind: &[u8], principal: &Principal, places: &[&str], last: &[u8]) -> Self {
+    fn hash(kind: &[u8], principal: &Principal, places: &[&[u8]], last: &[u8]) -> Self {
         let mut hash = Sha256::new();
         hash.update(kind);
         match principal {

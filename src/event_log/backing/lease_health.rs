@@ -3,7 +3,7 @@
 //!
 //! Once the lease has expired, others may have ended the streams that are open here. The store
 //! knows whether they have; if it is unreachable, memory stands in for it. A process that was
-//! frozen past its lease finds its connections broken at first, and must not mistake that for an
+//! frozen past its lease finds its connections broken at first. It must not take this for an
 //! outage. The store therefore counts as unreachable only after several renewals in a row have
 //! failed, which takes a few seconds. Absent: the renewal itself (`cluster/lease.rs`), and the wait
 //! of a batch (the recorder).
@@ -35,7 +35,7 @@ pub struct LeaseHealth {
 
 impl LeaseHealth {
     /// Notes a renewal: the lease runs until then.
-    pub(in crate::event_log) fn note(&self, until: Duration) {
+    pub fn note(&self, until: Duration) {
         self.failures.store(0, Ordering::Relaxed);
         // A reader of this renewal has the number of leases that it belongs to.
         self.until.store(millis(until), Ordering::Release);
@@ -43,7 +43,7 @@ impl LeaseHealth {
 
     /// Notes that the lease was not extended: it had expired, or never ran. To be called before
     /// [`Self::note`].
-    pub(in crate::event_log) fn note_acquired(&self) {
+    pub fn note_acquired(&self) {
         self.leases.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -53,7 +53,7 @@ impl LeaseHealth {
     }
 
     /// Notes a failed renewal. To be called by one task.
-    pub(in crate::event_log) fn note_renewal_failed(&self) {
+    pub fn note_renewal_failed(&self) {
         let is_first = !self.has_failed_lately();
         let failures = if is_first { 0 } else { self.failures.load(Ordering::Relaxed) };
         self.failures.store(failures.saturating_add(1), Ordering::Relaxed);

@@ -1,15 +1,14 @@
 //! The store behind the log, and the progress of each stream in it.
 //!
-//! Owned here: the handle of the store with the state of this replica towards it ([`lease_health`],
-//! [`generation`], [`reader_table`]), and the records and claims that are written there. Absent:
-//! the writer and its batches (`writer/recorder.rs`).
+//! Owned here: the handle of the store, the state of this replica towards it ([`lease_health`],
+//! [`generation`]), and the records and claims in it. Absent: the writer and its batches
+//! (`writer/recorder.rs`).
 
 pub(in crate::event_log) mod claim;
 pub(in crate::event_log) mod fingerprint;
 pub(in crate::event_log) mod generation;
 pub(in crate::event_log) mod lease_health;
-pub(in crate::event_log) mod living;
-pub(in crate::event_log) mod reader_table;
+mod released_claims;
 pub(in crate::event_log) mod schema;
 
 use std::sync::Arc;
@@ -21,9 +20,9 @@ use tracing::warn;
 
 use crate::clock;
 use crate::config::OnUnreachable;
-use crate::event_log::backing::claim::ReleasedClaims;
 use crate::event_log::backing::generation::Generation;
 use crate::event_log::backing::lease_health::LeaseHealth;
+use crate::event_log::backing::released_claims::ReleasedClaims;
 use crate::event_log::backing::schema::StateDigest;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
@@ -74,6 +73,17 @@ impl Backing {
             return None;
         }
         Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health))
+    }
+
+    /// Returns the present term of homes, to be read before the store. `None` if no result of the
+    /// store counts: other replicas may count this one as gone, or the store may have lost their
+    /// writes.
+    pub(in crate::event_log) fn home_term(&self) -> Option<HomeTerm> {
+        if self.coordination.is_none() {
+            // Nothing changes in a store that is not shared.
+            return Some(HomeTerm(None));
+        }
+        self.term().filter(|_| !self.is_recovering()).map(|term| HomeTerm(Some(term)))
     }
 
     /// Returns whether an operation that failed with `error` waits for the store.
@@ -130,6 +140,11 @@ impl Term {
     }
 }
 
+/// Time that the home of a session counts, as it was read from the store: one term, or all time for
+/// a store that is not shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeTerm(Option<Term>);
+
 /// Progress of one stream in the store.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct StoreProgress {
@@ -165,8 +180,8 @@ impl StorePosition {
 }
 
 impl StoreProgress {
-    /// Returns the part that the store is known to have, under this writer's epoch, or `None` if
-    /// that is nothing or the stream stays in memory.
+    /// Returns the part that the store is known to have, under this writer's epoch. Returns `None`
+    /// if the store has no part, or the stream stays in memory.
     pub(in crate::event_log) fn position(&self, epoch: WriterEpoch) -> Option<StorePosition> {
         if !self.is_created || self.is_memory_only {
             return None;

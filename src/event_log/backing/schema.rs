@@ -1,17 +1,18 @@
 //! Records of a stream beside its events: another process, or this one after a restart, serves and
 //! ends the stream with them.
 //!
-//! Two records, both JSON: the description, which never changes, and the state, which is written
-//! with the batch that changes it. A field that a later version adds must have a default, so that
-//! records of older versions can be read; a field that it drops stays readable for one version.
-//! Absent: the events, and the time of each write (`writer/recorder.rs`).
+//! Two records, both JSON: the description and the state. The description never changes. The state
+//! is written with the batch that changes it. A field that a later version adds must have a
+//! default, so that records of older versions can be read. A field that it drops stays readable for
+//! one version. Absent: the events, and the time of each write (`writer/recorder.rs`).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::event_log::backing::fingerprint::Fingerprint;
-use crate::event_log::identity::binding::Binding;
+use crate::identity::Binding;
 use crate::otel::CallRecord;
+use crate::protocol::cluster::Base64;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;
@@ -43,6 +44,10 @@ pub(in crate::event_log) struct About {
     /// Span of the call, or `None` if the call is not traced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::event_log) trace: Option<CallRecord>,
+    /// Fingerprint of a call in a session without a key, if the record was written while the call
+    /// ran and no replica shares the store. The next process recognises its repetition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::event_log) call: Option<Base64>,
 }
 
 /// Progress that the requests of a stream want.

@@ -1,38 +1,40 @@
-//! The log of streams: creates, finds, keeps and forgets them.
+//! The log of streams: creates and finds them, and has the parts that keep them.
 
-mod finished;
-mod retention;
-mod stubs;
 mod tasks;
 
-pub use finished::FoundStreams;
 pub use tasks::TaskTerms;
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use tokio::sync::Semaphore;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::Backing;
 use crate::event_log::backing::fingerprint::Fingerprint;
-use crate::event_log::backing::living::Living;
-use crate::event_log::backing::reader_table::ReaderTable;
+use crate::event_log::broken_calls::BrokenCalls;
 use crate::event_log::identity::Identity;
-use crate::event_log::identity::binding::Binding;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
 };
+use crate::event_log::recovery::adoption::Adoption;
+use crate::event_log::recovery::restore::Restoration;
+use crate::event_log::recovery::resync::Resync;
+use crate::event_log::replicas::claims::Claims;
+use crate::event_log::replicas::homes::Homes;
+use crate::event_log::replicas::kept_responses::KeptResponses;
+use crate::event_log::replicas::leases::Leases;
+use crate::event_log::replicas::readers::RemoteReaders;
+use crate::event_log::replicas::sessions::StoredSessions;
+use crate::event_log::retention::Retention;
 use crate::event_log::retry_index::{Match, RetryIndex};
 use crate::event_log::sessions::Sessions;
+use crate::event_log::stream::context::StreamContext;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
-use crate::event_log::sweeper::Sweeper;
 use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
+use crate::identity::Binding;
 use crate::otel::Traces;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
@@ -44,73 +46,118 @@ use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::{Coordination, StoreHealth};
 
-/// Late responses that are written at a time, once the store accepts writes again.
-pub(in crate::event_log) const LATE_WRITES_MAX: usize = 16;
 /// Interval of the checks of a drain for undelivered responses.
 const FETCH_POLL: Duration = Duration::from_millis(50);
 
+/// Name that a client gives for its stream. Its handle is `None` if it was signed with a key that
+/// this log does not have.
+#[derive(Clone, Copy, Debug)]
+pub enum StreamName<'a> {
+    /// Event ID. Names the stream in the session that the stream belongs to.
+    Event(Option<&'a Verified>),
+    /// ID of a task. Names it in any session of the caller: clients that connect anew continue
+    /// their tasks.
+    Task(Option<&'a Verified>),
+    /// Resume token. Names the stream in any session of the caller, because tokens outlive
+    /// sessions.
+    Token(&'a ResumeToken, Option<&'a Verified>),
+}
+
+impl<'a> StreamName<'a> {
+    /// Returns the contents of the handle, or `None` if it is forged.
+    pub fn verified(self) -> Option<&'a Verified> {
+        match self {
+            Self::Event(verified) | Self::Task(verified) | Self::Token(_, verified) => verified,
+        }
+    }
+}
+
 /// All streams of this process.
 pub struct EventLog {
-    pub(in crate::event_log) identity: Arc<Identity>,
-    pub(in crate::event_log) bounds: TailLimits,
-    pub(in crate::event_log) backing: Option<Arc<Backing>>,
+    pub(in crate::event_log) context: Arc<StreamContext>,
     pub(in crate::event_log) streams: Arc<StreamTable>,
-    pub(in crate::event_log) sessions: Sessions,
-    pub(in crate::event_log) retry_index: Arc<RetryIndex<Stream>>,
-    pub(in crate::event_log) sweeper: Sweeper,
-    pub(in crate::event_log) readers: ReaderTable,
-    /// Permits for the late responses that are written to the store.
-    pub(in crate::event_log) late_responses: Arc<Semaphore>,
-    /// Replicas whose lease had expired at the last sweep; see [`EventLog::set_expired_owners`].
-    pub(in crate::event_log) expired_owners: Mutex<HashSet<Owner>>,
-    /// Replicas whose lease runs.
-    pub(in crate::event_log) living: Living,
-    pub(in crate::event_log) dummy_secret: [u8; 16],
-    traces: Option<Arc<Traces>>,
+    sessions: Arc<Sessions>,
+    retry_index: Arc<RetryIndex<Stream>>,
+    broken_calls: Arc<BrokenCalls>,
+    retention: Arc<Retention>,
+    leases: Arc<Leases>,
+    readers: RemoteReaders,
+    homes: Arc<Homes>,
+    stored_sessions: Arc<StoredSessions>,
+    claims: Claims,
+    kept_responses: Arc<KeptResponses>,
+    adoption: Arc<Adoption>,
+    restoration: Restoration,
+    resync: Arc<Resync>,
+    dummy_secret: [u8; 16],
 }
 
 impl EventLog {
-    /// Creates an empty log. `backing: None` is the memory store: the tail alone.
+    /// Creates an empty log. `backing: None` is the memory store: the tail alone; `traces: None`
+    /// traces no call.
     pub fn new(
         identity: Identity,
         bounds: TailLimits,
         allowance: QuotaLimits,
         metrics: Arc<Metrics>,
         backing: Option<Backing>,
+        traces: Option<Arc<Traces>>,
     ) -> Self {
-        let sessions = Sessions::new(metrics.clone(), allowance.max_sessions);
+        let sessions = Arc::new(Sessions::new(metrics.clone(), allowance.max_sessions));
         if backing.is_some() {
-            sessions.handshakes().keep_changes();
+            sessions.handshakes().changes().keep();
         }
         let streams = Arc::new(StreamTable::new(Quotas::new(allowance, metrics)));
         let room = Arc::downgrade(&streams);
         streams.quotas.set_room(room);
+        let (here, backing) = (identity.owner, backing.map(Arc::new));
+        let context =
+            Arc::new(StreamContext { identity: Arc::new(identity), bounds, backing: backing.clone(), traces });
+        let retry_index: Arc<RetryIndex<Stream>> = Arc::default();
+        let retention =
+            Arc::new(Retention::new(context.clone(), streams.clone(), retry_index.clone(), sessions.clone()));
+        let leases = Arc::new(Leases::new(here, backing.as_ref()));
+        let homes = Arc::new(Homes::new(here, backing.clone(), leases.clone(), sessions.clone()));
+        let stored_sessions = Arc::new(StoredSessions::new(backing.clone(), sessions.clone(), homes.clone()));
+        let kept_responses = Arc::new(KeptResponses::new(backing.clone()));
+        let adoption = Arc::new(Adoption::new(context.clone(), streams.clone(), leases.clone()));
         Self {
-            identity: Arc::new(identity),
-            bounds,
-            backing: backing.map(Arc::new),
+            readers: RemoteReaders::new(streams.clone(), backing.as_ref()),
+            claims: Claims::new(here, backing.clone(), retry_index.clone(), retention.clone()),
+            restoration: Restoration::new(
+                context.clone(),
+                streams.clone(),
+                retention.clone(),
+                leases.clone(),
+                adoption.clone(),
+            ),
+            resync: Arc::new(Resync {
+                backing,
+                streams: streams.clone(),
+                retention: retention.clone(),
+                retry_index: retry_index.clone(),
+                sessions: sessions.clone(),
+                stored_sessions: stored_sessions.clone(),
+                kept_responses: kept_responses.clone(),
+            }),
+            context,
             streams,
             sessions,
-            retry_index: Arc::default(),
-            sweeper: Sweeper::default(),
-            readers: ReaderTable::default(),
-            late_responses: Arc::new(Semaphore::new(LATE_WRITES_MAX)),
-            expired_owners: Mutex::default(),
-            living: Living::default(),
+            retry_index,
+            broken_calls: Arc::default(),
+            retention,
+            leases,
+            homes,
+            stored_sessions,
+            kept_responses,
+            adoption,
             dummy_secret: random::bytes(),
-            traces: None,
         }
-    }
-
-    /// Sets the traces of calls, or `None` for none.
-    pub fn with_traces(mut self, traces: Option<Arc<Traces>>) -> Self {
-        self.traces = traces;
-        self
     }
 
     /// Returns the traces of calls, or `None` if calls are not traced.
     pub fn traces(&self) -> Option<&Arc<Traces>> {
-        self.traces.as_ref()
+        self.context.traces.as_ref()
     }
 
     /// Returns the quota of `key`.
@@ -118,22 +165,13 @@ impl EventLog {
         self.streams.quotas.of(key)
     }
 
-    /// Reserves memory for one more call of `quota` with a request of this size. May evict
-    /// delivered streams.
+    /// Reserves memory for one more call with a request of this size. `held`, the memory that the
+    /// request has reserved already, becomes the stream's reservation. May evict delivered streams.
     ///
     /// # Errors
     /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`;
     /// or `StoreFailed` if no call may begin without a store.
-    pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
-        self.admit_held(quota.reserve(0), request_bytes)
-    }
-
-    /// Does as [`Self::admit`] for a request that has reserved memory already: `held` becomes the
-    /// stream's reservation.
-    ///
-    /// # Errors
-    /// As for [`Self::admit`].
-    pub fn admit_held(&self, held: Reservation, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
+    pub fn admit(&self, held: Reservation, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         if !self.can_take_calls() {
             return Err(ErrorCode::StoreFailed);
         }
@@ -154,7 +192,7 @@ impl EventLog {
 
     /// Returns whether the store allows new calls.
     pub fn can_take_calls(&self) -> bool {
-        self.backing.as_ref().is_none_or(|backing| match backing.store.health() {
+        self.context.backing.as_ref().is_none_or(|backing| match backing.store.health() {
             StoreHealth::Ready => true,
             StoreHealth::Full => false,
             StoreHealth::Unreachable => backing.on_unreachable == OnUnreachable::Degrade,
@@ -163,7 +201,7 @@ impl EventLog {
 
     /// Returns the health of the store.
     pub fn store_health(&self) -> StoreHealth {
-        self.backing.as_ref().map_or(StoreHealth::Ready, |backing| backing.store.health())
+        self.context.backing.as_ref().map_or(StoreHealth::Ready, |backing| backing.store.health())
     }
 
     /// Evicts until the quota of `reservation` is within its limits.
@@ -189,15 +227,12 @@ impl EventLog {
 
     /// Creates a stream with a known id.
     pub fn create_as(&self, id: StreamId, spec: Spec, reservation: StreamReservation) -> Arc<Stream> {
-        Arc::new(Stream::new(
-            id,
-            self.identity.clone(),
-            self.bounds,
-            self.backing.clone(),
-            spec,
-            reservation,
-            clock::now(),
-        ))
+        Arc::new(Stream::new(id, &self.context, spec, reservation, clock::now()))
+    }
+
+    /// Creates the stream of a call that began at `began`.
+    pub fn create_begun(&self, spec: Spec, reservation: StreamReservation, began: Instant) -> Arc<Stream> {
+        Arc::new(Stream::new(StreamId::from_bytes(random::bytes()), &self.context, spec, reservation, began))
     }
 
     /// Returns the one writer of a stream that [`Self::create`] made. To be called once.
@@ -207,114 +242,132 @@ impl EventLog {
 
     /// Publishes the stream, so that resumes find it from its first id on.
     pub fn publish_once(&self, stream: &Arc<Stream>) {
-        if stream.publish_first() {
-            self.streams.insert(stream);
-            // Another replica may have adopted the stream before it was published, when there was
-            // no entry to remove.
-            if stream.replica().has_moved() {
-                self.streams.leave(stream);
-            }
-        }
+        self.streams.publish_once(stream);
     }
 
     /// Returns the contents of an event ID if a key of this log signed it, or `None` if it is
     /// forged. Checked once: the methods that find or restore a stream take the result.
     pub fn verify(&self, id: &EventId) -> Option<Verified> {
-        id.verify(&self.identity.keys)
+        id.verify(&self.context.identity.keys)
     }
 
     /// Does as [`Self::verify`] for the ID of a task, and for nothing else.
     pub fn verify_task(&self, id: &EventId) -> Option<Verified> {
-        id.verify_task(&self.identity.keys)
+        id.verify_task(&self.context.identity.keys)
     }
 
-    /// Returns the stream of an event ID and the cursor in it, if the caller may have it. Forged,
-    /// foreign, unknown and forgotten ids are indistinguishable from outside, also by time: every
-    /// step is taken in every case.
+    /// Returns the stream of an event ID and the cursor in it, if the caller may have it; see
+    /// [`Self::find_by`].
     pub fn find(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
-        self.find_where(id, |owner| owner.admits(binding))
+        self.find_by(StreamName::Event(id), binding)
     }
 
-    /// Returns the stream of an event ID if it would be the caller's with a genuine token; see
+    /// Returns the stream with this name and the cursor in it, if the caller may have it. Forged,
+    /// foreign, cancelled, abandoned, unknown and forgotten ones are indistinguishable from
+    /// outside, also by time: every step is taken in every case.
+    pub fn find_by(&self, name: StreamName<'_>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+        self.find_where(name, |owner| match name {
+            StreamName::Event(_) => owner.admits(binding),
+            StreamName::Task(_) | StreamName::Token(..) => owner.principal == binding.principal,
+        })
+    }
+
+    /// Returns the stream that [`Self::find_by`] would find if the caller's token were genuine; see
     /// [`Binding::is_claimed_by`].
-    pub fn find_claimed(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
-        self.find_where(id, |owner| owner.is_claimed_by(binding))
-    }
-
-    /// Returns the stream of a task, in any session of the caller: clients that connect anew go on
-    /// with their tasks.
-    pub fn find_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
-        let found = self.find_where(handle, |owner| owner.principal == binding.principal);
-        found.map(|(stream, _)| stream).filter(|stream| stream.with_machine(|machine| machine.policy().is_task))
-    }
-
-    /// Returns the stream of a task if it would be the caller's with a genuine token; see
-    /// [`Binding::is_claimed_by`].
-    pub fn find_claimed_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
-        let is_claimed = |owner: &Binding| owner.has_subject_of(binding) && owner.principal != binding.principal;
-        let found = self.find_where(handle, is_claimed);
-        found.map(|(stream, _)| stream).filter(|stream| stream.with_machine(|machine| machine.policy().is_task))
-    }
-
-    /// Returns the stream that a resume token opens for this caller, in any session, because tokens
-    /// outlive sessions. Forged, foreign, cancelled, abandoned and forgotten ones are
-    /// indistinguishable from outside, also by time.
-    pub fn find_by_token(
-        &self,
-        token: &ResumeToken,
-        handle: Option<&Verified>,
-        binding: &Binding,
-    ) -> Option<Arc<Stream>> {
-        self.find_opened(token, handle, |owner| owner.principal == binding.principal)
-    }
-
-    /// Returns the stream that a resume token opens if it would be the caller's with a genuine
-    /// token of its own.
-    pub fn find_claimed_by_token(
-        &self,
-        token: &ResumeToken,
-        handle: Option<&Verified>,
-        binding: &Binding,
-    ) -> Option<Arc<Stream>> {
-        self.find_opened(token, handle, |owner| owner.has_subject_of(binding) && owner.principal != binding.principal)
-    }
-
-    fn find_opened(
-        &self,
-        token: &ResumeToken,
-        handle: Option<&Verified>,
-        admits: impl Fn(&Binding) -> bool,
-    ) -> Option<Arc<Stream>> {
-        let found = self.find_where(handle, admits).map(|(stream, _)| stream);
-        // Without a stream, the token is compared with a secret that opens none.
-        let dummy = Secret::from_bytes(self.dummy_secret);
-        let secret = found.as_ref().and_then(|stream| stream.handles().secret()).unwrap_or(&dummy);
-        let opens = token.is_opened_by(secret);
-        found.filter(|stream| opens && !stream.with_machine(|machine| machine.lifecycle().is_revoked()))
-    }
-
-    fn find_where(&self, verified: Option<&Verified>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
-        let name = verified.map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
-        let is_admitted = |known: &StreamEntry| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
-        let is_callers = self.streams.entries.get(&name).is_some_and(|known| is_admitted(known.value()));
-        match (is_callers, verified) {
-            (true, Some(verified)) => {
-                let stream = self.expand(name)?;
-                let cursor = stream.replica().resume_cursor(verified.seq, verified.is_adopted);
-                Some((stream, cursor))
+    pub fn find_claimed(&self, name: StreamName<'_>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+        self.find_where(name, |owner| match name {
+            StreamName::Event(_) => owner.is_claimed_by(binding),
+            StreamName::Task(_) | StreamName::Token(..) => {
+                owner.has_subject_of(binding) && owner.principal != binding.principal
             }
-            (true, None) | (false, _) => None,
-        }
+        })
+    }
+
+    fn find_where(&self, name: StreamName<'_>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
+        let found = self.find_owned(name.verified(), admits);
+        let stream = found.as_ref().map(|(stream, _)| stream);
+        let is_meant = match name {
+            StreamName::Event(_) => true,
+            StreamName::Task(_) => stream.is_some_and(|stream| stream.with_machine(|machine| machine.policy().is_task)),
+            StreamName::Token(token, _) => {
+                // Without a stream, the token is compared with a secret that opens none.
+                let dummy = Secret::from_bytes(self.dummy_secret);
+                let secret = stream.and_then(|stream| stream.handles().secret()).unwrap_or(&dummy);
+                let opens = token.is_opened_by(secret);
+                opens && stream.is_some_and(|stream| !stream.with_machine(|machine| machine.lifecycle().is_revoked()))
+            }
+        };
+        found.filter(|_| is_meant)
+    }
+
+    fn find_owned(&self, handle: Option<&Verified>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
+        let id = handle.map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
+        let is_admitted = |known: &StreamEntry| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
+        let is_callers = self.streams.entries.get(&id).is_some_and(|known| is_admitted(known.value()));
+        let verified = handle.filter(|_| is_callers)?;
+        let stream = self.retention.expand(id)?;
+        let cursor = stream.replica().resume_cursor(verified.seq, verified.is_adopted);
+        Some((stream, cursor))
     }
 
     /// Returns this replica, the owner of new streams.
     pub fn owner(&self) -> Owner {
-        self.identity.owner
+        self.context.identity.owner
     }
 
     /// Returns the epoch of the store's contents, part of the ids of new streams.
     pub fn epoch(&self) -> StoreEpoch {
-        self.backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(self.identity.epoch)
+        self.context.backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(self.context.identity.epoch)
+    }
+
+    /// Returns the retention of the streams that can be found.
+    pub fn retention(&self) -> &Retention {
+        &self.retention
+    }
+
+    /// Returns the leases of the replicas.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Returns the homes of the sessions.
+    pub fn homes(&self) -> &Arc<Homes> {
+        &self.homes
+    }
+
+    /// Returns the records of sessions in the store.
+    pub fn stored_sessions(&self) -> &StoredSessions {
+        &self.stored_sessions
+    }
+
+    /// Returns the claims of calls with a key.
+    pub fn claims(&self) -> &Claims {
+        &self.claims
+    }
+
+    /// Returns the kept responses of calls with a key.
+    pub fn kept_responses(&self) -> &KeptResponses {
+        &self.kept_responses
+    }
+
+    /// Returns the adoption of the streams of dead writers.
+    pub fn adoption(&self) -> &Arc<Adoption> {
+        &self.adoption
+    }
+
+    /// Returns the restoration of streams from the store.
+    pub fn restoration(&self) -> &Restoration {
+        &self.restoration
+    }
+
+    /// Returns the resync of the store after a loss.
+    pub fn resync(&self) -> &Arc<Resync> {
+        &self.resync
+    }
+
+    /// Returns the readers at other replicas.
+    pub fn remote_readers(&self) -> &RemoteReaders {
+        &self.readers
     }
 
     /// Returns the records of sessions.
@@ -324,12 +377,12 @@ impl EventLog {
 
     /// Issues an id for a session that the upstream did not name.
     pub fn issue_session(&self, session: &IssuedSession) -> Option<SessionId> {
-        session.seal(&self.identity.keys, random::bytes())
+        session.seal(&self.context.identity.keys, random::bytes())
     }
 
-    /// Decodes a session id, if a proxy with one of these keys issued it.
+    /// Decodes a session id that a proxy with any of these keys has issued.
     pub fn open_issued(&self, id: &SessionId) -> Option<IssuedSession> {
-        IssuedSession::open(id, &self.identity.keys)
+        IssuedSession::open(id, &self.context.identity.keys)
     }
 
     /// Returns the stream of the oldest call with this fingerprint, or `None` if no retry can match
@@ -341,7 +394,7 @@ impl EventLog {
     /// Returns the streams of the calls with this fingerprint, the oldest first. There are several
     /// only where request IDs are free.
     pub fn find_calls(&self, call: &Fingerprint) -> Vec<Arc<Stream>> {
-        self.retry_index.find(call, |id| self.expand(id))
+        self.retry_index.find(call, |id| self.retention.expand(id))
     }
 
     /// Returns the stream of the oldest call with this fingerprint that `matches` accepts; else
@@ -359,12 +412,17 @@ impl EventLog {
     ) -> Result<Match<Stream>, E> {
         let create = || create().map(|stream| (stream.id(), stream));
         let keeps_others = id_use == IdUse::Free;
-        self.retry_index.find_or_register(call, keeps_others, |id| self.expand(id), matches, create)
+        self.retry_index.find_or_register(call, keeps_others, |id| self.retention.expand(id), matches, create)
     }
 
     /// Returns the index of calls that a retry may match.
     pub fn retry_index(&self) -> &Arc<RetryIndex<Stream>> {
         &self.retry_index
+    }
+
+    /// Returns the calls outside sessions whose connection broke lately.
+    pub fn broken_calls(&self) -> &Arc<BrokenCalls> {
+        &self.broken_calls
     }
 
     /// Returns a summary of every stream in the log, in no order.
@@ -392,7 +450,7 @@ impl EventLog {
         }
     }
 
-    /// Asks every connection that reads now to end, so that its client finds the stream at another
+    /// Ends every connection that reads now, so that its client finds the stream at another
     /// replica; see [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
         for stream in self.streams.all() {
@@ -419,32 +477,24 @@ impl EventLog {
 
     /// Returns whether a store outlives this process.
     pub fn has_store(&self) -> bool {
-        self.backing.is_some()
+        self.context.backing.is_some()
     }
 
     /// Returns the policy for an unreachable store.
     pub fn on_unreachable(&self) -> OnUnreachable {
-        self.backing.as_ref().map_or(OnUnreachable::Degrade, |backing| backing.on_unreachable)
+        self.context.backing.as_ref().map_or(OnUnreachable::Degrade, |backing| backing.on_unreachable)
     }
 
     /// Returns the coordination of a shared store, or `None` if the store is not shared.
     pub fn coordination(&self) -> Option<Arc<dyn Coordination>> {
-        self.backing.as_ref()?.coordination.clone()
-    }
-
-    /// Leaves the claims of all calls in the store: this process ends, and others, or the next one,
-    /// serve its streams.
-    pub fn leave_claims(&self) {
-        for claim in self.retry_index().claims() {
-            claim.leave();
-        }
+        self.context.backing.as_ref()?.coordination.clone()
     }
 }
 
 impl Drop for EventLog {
     fn drop(&mut self) {
         // The claims outlive this process.
-        self.leave_claims();
+        self.claims.leave_all();
     }
 }
 

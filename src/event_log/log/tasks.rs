@@ -1,16 +1,16 @@
-//! Tasks: calls that go on in a stream of their own, once their clients have a handle.
+//! Tasks: calls that continue in a stream of their own, once their clients have a handle.
 //!
-//! Owned here: the admission and the creation of a task's stream, and what the stream of its call
-//! owes it: a call with a key is kept as long as its task, or its retry would run the tool again.
-//! Absent: the moment of a promotion (the pump), and the states of a task (`protocol/tasks/`).
+//! Owned here: the admission and the creation of a task's stream, and the retention of its call. A
+//! call with a key is kept as long as its task: otherwise a retry would run the tool again. Absent:
+//! the moment of a promotion (the pump), and the states of a task (`protocol/tasks/`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
-use crate::event_log::identity::binding::Binding;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::{Spec, Stream};
+use crate::identity::Binding;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::Verified;
 use crate::protocol::stream::Policy;
@@ -31,9 +31,9 @@ impl EventLog {
     /// size of the request, which the task keeps.
     ///
     /// # Errors
-    /// `TooManyStreams` for a caller with as many running tasks as it may have, `ShareFull` or
-    /// `ProxyFull` without memory, and `StoreFailed` while the store takes no writes: a task must
-    /// outlive its process.
+    /// `TooManyStreams` for a caller at its limit of running tasks, `ShareFull` or `ProxyFull`
+    /// without memory, and `StoreFailed` while the store takes no writes. A task must outlive its
+    /// process.
     pub fn create_task(&self, call: &Stream, terms: TaskTerms, request_bytes: usize) -> Result<Arc<Stream>, ErrorCode> {
         if self.store_health() != StoreHealth::Ready {
             return Err(ErrorCode::StoreFailed);
@@ -51,6 +51,7 @@ impl EventLog {
         let policy = Policy {
             max_wait: if simulation::has(Bug::NeverAbandonsTasks) { None } else { Some(terms.max_wait) },
             retention: terms.retention,
+            unprimed_grace: Duration::ZERO,
             has_idempotency_key: false,
             call_timeout: policy.call_timeout.map(|timeout| timeout.saturating_sub(age)),
             linger: Duration::ZERO,
@@ -67,6 +68,7 @@ impl EventLog {
             should_poll: false,
             body_fingerprint: None,
             slicing: None,
+            get_calls: None,
             span: call.trace().span().map(|span| span.begin_task(call.trace().name())),
         };
         let task = self.create(spec, reservation);
@@ -77,13 +79,13 @@ impl EventLog {
     /// Forgets the stream of a task that no client has heard of, here and in the store.
     pub async fn drop_task(&self, task: &Arc<Stream>) {
         self.streams.forget(task);
-        if let Some(backing) = &self.backing {
+        if let Some(backing) = &self.context.backing {
             // A store that cannot be reached forgets it with its retention.
             let _ = backing.store.expire(task.id()).wait().await;
         }
     }
 
-    /// Returns the reason why [`Self::find_task`] finds no task. Only for the log: a caller must
+    /// Returns the reason why [`Self::find_by`] finds no task. Only for the log: a caller must
     /// not be able to distinguish them.
     pub fn missing_task(&self, handle: Option<&Verified>, binding: &Binding) -> &'static str {
         let Some(verified) = handle else { return "the ID is forged, or signed with another key" };
@@ -92,26 +94,6 @@ impl EventLog {
             Some(_) => "the stream is no task, or has moved",
             None if verified.epoch != self.epoch() => "the task belongs to an earlier process or store",
             None => "the task has expired, or its stream was lost",
-        }
-    }
-
-    /// Returns true if the store has the record of a stream, or memory is the store.
-    pub fn is_recorded(&self, stream: &Stream) -> bool {
-        self.backing.is_none()
-            || stream
-                .shared
-                .with_store_progress(|progress| progress.is_created && !progress.is_behind && !progress.is_memory_only)
-    }
-
-    /// Returns true if the task of a call is kept, whose retry must find the call.
-    pub(in crate::event_log) fn keeps_for_task(&self, call: &Stream) -> bool {
-        call.task().is_some_and(|task| self.streams.get(task).is_some()) && call.retries().may_come()
-    }
-
-    /// Notes that the client of `call` has its response, which may be the handle of a task.
-    pub fn note_handle_delivered(&self, call: &Stream) {
-        if let Some(task) = call.task().and_then(|task| self.streams.get(task)) {
-            task.touch();
         }
     }
 }

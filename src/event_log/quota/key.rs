@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::event_log::identity::principal::Principal;
+use crate::identity::Principal;
 use crate::protocol::headers::SessionId;
 
 /// Holder of a quota.
@@ -18,9 +18,10 @@ pub enum QuotaKey {
 
 impl QuotaKey {
     /// Returns the key for a principal; `is_proven` says that the server has accepted its
-    /// credential. Any caller can invent a credential, so an unproven one shares with the callers
-    /// without one: the key is the session if it was opened here, else the address. An IPv6 address
-    /// counts by its /64 network, because a host has as many addresses as it likes.
+    /// credential. Any caller can invent a credential. So a caller with an unproven credential
+    /// counts like a caller without one: by its session if that was opened here, else by its
+    /// address. An IPv6 address counts by its /64 network, because a host has as many addresses as
+    /// it likes.
     pub fn of(principal: &Principal, is_proven: bool, opened: Option<&SessionId>, address: IpAddr) -> Self {
         const HOST: u128 = u64::MAX as u128;
         match (principal, opened, address.to_canonical()) {

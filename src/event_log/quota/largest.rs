@@ -13,7 +13,7 @@ pub(in crate::event_log) struct LargestQuotas {
     pub(in crate::event_log) quotas: Vec<Weak<Quota>>,
     /// Index of the current quota; after the first round it wraps.
     pub(in crate::event_log) turn: usize,
-    /// Time until which these count as the largest, or `None` before the first search.
+    /// Expiry of the last search for the largest, or `None` before the first search.
     pub(in crate::event_log) until: Option<Instant>,
 }
 

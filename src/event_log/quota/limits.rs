@@ -26,7 +26,7 @@ pub struct QuotaLimits {
     pub max_tasks: usize,
     /// Resumes of one principal per second.
     pub resumes_per_sec: u32,
-    /// Time for which a stub keeps its last response, and for which a retry may match a call whose
+    /// Time that a stub keeps its last response. In this time a retry may match a call whose
     /// delivery is in doubt.
     pub delivered_retention: Duration,
     /// Sessions that have a record.

@@ -3,14 +3,14 @@
 //! Owned here: the accounts behind every limit per principal, and the comparison with it. A stream
 //! refers to the quota of its principal, so that an event costs two additions and no lookup.
 //! Invariants: the bytes of a [`StreamReservation`] or a [`Reservation`] are subtracted when it is
-//! dropped, so that an account never drifts; memory is counted as it is allocated, spare capacity
+//! dropped, so an account never drifts. Memory is counted as it is allocated, spare capacity
 //! included. Absent: the admission of a new stream and eviction, which need the streams
 //! (`writer/admission.rs`, `writer/eviction.rs`), and the error response for a refused request.
 //!
 //! **The total.** The last eighth of `max_bytes_total` is reserved for principals that hold little.
-//! Once the rest is taken, a principal that holds more than its fair share of that eighth is over
-//! its limit, as if its own quota were full; the others are not affected. A full process therefore
-//! evicts from the principals that filled it.
+//! Once the rest is taken, a principal may hold no more than its fair share of that eighth. Beyond
+//! it the principal is treated as if its own quota were full; the others are not affected. So a
+//! full process evicts from the principals that filled it.
 
 mod account;
 mod eviction_queues;

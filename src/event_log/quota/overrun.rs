@@ -13,8 +13,8 @@ use crate::sync;
 const OVERRUN_IDLE: Duration = Duration::from_secs(5);
 
 /// Right to read on with a large event although the quota is full. One call has it at a time, until
-/// its client has read the event. A full quota thus makes progress, and is exceeded by one event,
-/// or by one more for each [`OVERRUN_IDLE`] in which a client reads nothing.
+/// its client has read the event. So a full quota makes progress, and is exceeded by one event. A
+/// client that reads nothing adds one event for each [`OVERRUN_IDLE`].
 #[derive(Default)]
 pub(super) struct Overrun {
     state: Mutex<OverrunState>,

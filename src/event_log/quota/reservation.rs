@@ -48,8 +48,8 @@ impl Reservation {
         self.bytes = bytes;
     }
 
-    /// Changes the number of bytes, and evicts delivered streams if the quota is over its limits
-    /// then.
+    /// Changes the number of bytes, and evicts delivered streams if the quota then exceeds its
+    /// limits.
     ///
     /// # Errors
     /// `ShareFull` or `ProxyFull` if it is still over them; the bytes count nevertheless.
@@ -94,8 +94,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Reservation of one stream: its bytes, and whether it is a running call, with or without a
-/// reader, or that of a task.
+/// Reservation of one stream: its bytes, and its kind: a running call, with or without a reader, or
+/// a task.
 #[derive(Debug)]
 pub struct StreamReservation {
     reservation: Reservation,
@@ -161,8 +161,8 @@ impl StreamReservation {
             number.is_none()
         };
         if quota.own_excess() > 0 && waits(&quota.overrun, &mut self.overrun) {
-            // A call never waits for its quota's overrun while it holds the global one, for which
-            // the holder of the first may wait.
+            // A call never waits for its quota's overrun while it holds the global overrun. The
+            // holder of the quota's overrun may wait for the global one.
             self.release_global_overrun();
             return true;
         }
@@ -221,6 +221,17 @@ impl StreamReservation {
         self.arriving = 0;
         self.base += bytes;
         self.count();
+    }
+
+    /// Counts the call as ended, and keeps the bytes of its response, which passes.
+    pub fn keep_passing(&mut self, bytes: usize) {
+        self.set_running(false);
+        self.keep_beside(bytes);
+    }
+
+    /// Counts the call as running again: its response passed, and may not have arrived.
+    pub fn run_again(&mut self) {
+        self.set_running(true);
     }
 
     /// Releases the request of a call that has ended; `events` are the bytes of its events.

@@ -9,8 +9,8 @@ use crate::event_log::quota::reservation::Reservation;
 /// Approximate cost of one upload beside its bytes: its task, and its part of an upstream
 /// connection.
 const COST: usize = 4096;
-/// Size up to which an upload needs no capacity while at most [`FEW`] are in flight: such a message
-/// may end a call and so free memory.
+/// Largest upload that needs no capacity while at most [`FEW`] are in flight. Such a message may
+/// end a call and so free memory.
 const SLIGHT: usize = COST + 64 * 1024;
 const FEW: usize = 16;
 

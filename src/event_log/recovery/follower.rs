@@ -10,9 +10,9 @@ use tracing::debug;
 
 use crate::clock;
 use crate::event_log::backing::Backing;
-use crate::event_log::backing::reader_table::READER_HOLD;
 use crate::event_log::backing::schema::State;
-use crate::event_log::log::EventLog;
+use crate::event_log::replicas::readers::READER_HOLD;
+use crate::event_log::retention::Retention;
 use crate::event_log::stream::Stream;
 use crate::protocol::cluster::{Message, Reader};
 use crate::protocol::ids::{Owner, Seq};
@@ -55,7 +55,7 @@ impl Follower {
     }
 
     /// Follows the store until the stream is sealed or has had no reader for a while.
-    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, subscription: ChangeSubscription) {
+    pub(in crate::event_log) async fn run(mut self, retention: Arc<Retention>, subscription: ChangeSubscription) {
         let mut unread_since: Option<Instant> = None;
         loop {
             self.report().await;
@@ -82,7 +82,7 @@ impl Follower {
                 Ok(FollowerState::Lost) => break,
                 Ok(FollowerState::Sealed) => {
                     self.report().await;
-                    if log.keep_restored(&self.backing, &self.stream).await.is_err() {
+                    if retention.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the retention of a stream could not be extended in the store");
                     }
                     // The last report comes last: while there is a reader, a repeated call counts
@@ -97,7 +97,7 @@ impl Follower {
                 Err(error) => debug!(stream.id = %self.stream.id(), %error, "a follower cannot read the store"),
             }
         }
-        log.streams.forget(&self.stream);
+        retention.forget(&self.stream);
         // A reader that attached meanwhile resumes at a new follower.
         self.stream.leave();
     }

@@ -1,5 +1,4 @@
-//! Recovery: streams, sessions and calls of other processes, and of this one before a restart or a
-//! data loss.
+//! Recovery: streams of other processes, and of this one before a restart or a data loss.
 //!
 //! States of a stream as one replica sees it, in a shared store:
 //!
@@ -24,19 +23,12 @@
 //! ```
 //!
 //! An owned stream is written here; a followed one is copied from the store while it is read here
-//! (`remote_readers` reports that to its owner). Adoption (`adoption`) fences the old owner: the
-//! store takes no more of its writes. `claims` and `kept_responses` bring calls back, `sessions`
-//! brings sessions back, and `handshakes` the records to open them again. Absent: the renewal of
-//! leases and the messages between replicas (`cluster`).
+//! (`follower` reports that to its owner). Adoption (`adoption`) fences the old owner: the store
+//! takes no more of its writes. Absent: sessions and calls of other processes (`replicas`), the
+//! renewal of leases and the messages between replicas (`cluster`).
 
 pub(in crate::event_log) mod adoption;
-pub(in crate::event_log) mod claims;
-pub(in crate::event_log) mod expired_owners;
 pub(in crate::event_log) mod follower;
-pub(in crate::event_log) mod handshakes;
-pub(in crate::event_log) mod kept_responses;
 mod rebuild;
-pub(in crate::event_log) mod remote_readers;
 pub(in crate::event_log) mod restore;
 pub(in crate::event_log) mod resync;
-pub(in crate::event_log) mod sessions;

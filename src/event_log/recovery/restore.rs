@@ -13,15 +13,18 @@ use tracing::{debug, warn};
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::{Backing, KEEP_UNSEALED};
-use crate::event_log::log::EventLog;
-use crate::event_log::recovery::adoption::LastEvent;
+use crate::event_log::recovery::adoption::{Adoption, LastEvent, is_taken_over, may_be_taken_over};
 use crate::event_log::recovery::follower::{Follower, FollowerState};
+use crate::event_log::recovery::rebuild::rebuild;
+use crate::event_log::replicas::leases::Leases;
+use crate::event_log::retention::Retention;
 use crate::event_log::stream::Stream;
-use crate::event_log::writer::stream_table::StreamEntry;
+use crate::event_log::stream::context::StreamContext;
+use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::ids::{Owner, Seq, StreamId, Verified};
 use crate::store::{Error, StoreHealth};
 
-/// Time that a client waits for an event that is in flight to the store.
+/// Longest wait of a client for an event in flight to the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Error: only the store can have the stream, and it is unreachable.
@@ -29,14 +32,34 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 #[error("the store cannot be reached")]
 pub struct Unreachable;
 
-impl EventLog {
+/// Restores streams from the store.
+pub struct Restoration {
+    context: Arc<StreamContext>,
+    streams: Arc<StreamTable>,
+    retention: Arc<Retention>,
+    leases: Arc<Leases>,
+    adoption: Arc<Adoption>,
+}
+
+impl Restoration {
+    /// Creates the restoration of streams into a table.
+    pub(in crate::event_log) fn new(
+        context: Arc<StreamContext>,
+        streams: Arc<StreamTable>,
+        retention: Arc<Retention>,
+        leases: Arc<Leases>,
+        adoption: Arc<Adoption>,
+    ) -> Self {
+        Self { context, streams, retention, leases, adoption }
+    }
+
     /// Restores the stream of an event ID from the store, unless this process has it. Checks no
     /// access. A missing stream is no error.
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn restore(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
-        let Some(backing) = self.backing.clone() else { return Ok(()) };
+    pub async fn restore(&self, verified: &Verified) -> Result<(), Unreachable> {
+        let Some(backing) = self.context.backing.clone() else { return Ok(()) };
         let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
         self.restore_stream(&backing, verified.stream, last).await
     }
@@ -46,22 +69,17 @@ impl EventLog {
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn restore_by_id(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
-        let Some(backing) = self.backing.clone() else { return Ok(None) };
+    pub async fn restore_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
+        let Some(backing) = self.context.backing.clone() else { return Ok(None) };
         self.restore_stream(&backing, id, LastEvent::default()).await?;
-        let found = self.expand(id);
+        let found = self.retention.expand(id);
         Ok(found.filter(|stream| !stream.replica().has_moved()))
     }
 
-    async fn restore_stream(
-        self: &Arc<Self>,
-        backing: &Arc<Backing>,
-        id: StreamId,
-        last: LastEvent,
-    ) -> Result<(), Unreachable> {
+    async fn restore_stream(&self, backing: &Arc<Backing>, id: StreamId, last: LastEvent) -> Result<(), Unreachable> {
         let seq = last.seq;
         let is_unreachable = backing.store.health() == StoreHealth::Unreachable;
-        let here = self.expand_unproven(id);
+        let here = self.retention.expand_unproven(id);
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
@@ -72,12 +90,12 @@ impl EventLog {
                 return Err(Unreachable);
             }
             if !is_unreachable {
-                self.wait_for_follower(backing, &here, seq).await?;
+                wait_for_follower(backing, &here, seq).await?;
             }
-            if !self.may_be_taken_over(backing, &here, last) {
+            if !may_be_taken_over(backing, &here, last) {
                 return Ok(());
             }
-            match self.is_taken_over(backing, &here).await {
+            match is_taken_over(backing, &here).await {
                 Ok(false) => return Ok(()),
                 Ok(true) => self.streams.leave(&here),
                 // Memory stands in for an unreachable store.
@@ -105,34 +123,24 @@ impl EventLog {
         }
     }
 
-    /// Waits for the follower to reach `seq`: a client that read at the writer may resume here
-    /// before the event has.
-    async fn wait_for_follower(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
-        if !here.replica().is_remote() || here.replica().last_kept() >= seq {
-            return Ok(());
-        }
-        let stored = backing.store.load(here.id()).wait().await.map_err(|_| Unreachable)?;
-        if stored.is_none_or(|stored| stored.tail < seq) {
-            return Ok(());
-        }
-        tokio::time::timeout(STORE_PATIENCE, here.replica().caught_up_to(seq)).await.map_err(|_| Unreachable)
-    }
-
-    /// Waits until the copy of a stream that another replica writes has all that the store has.
+    /// Waits until the copy of another replica's stream has all events of the store.
     ///
     /// # Errors
     /// If the store fails, or is too slow.
     pub async fn refresh(&self, stream: &Stream) -> Result<(), Unreachable> {
-        let Some(backing) = self.backing.as_ref().filter(|_| stream.replica().is_remote()) else { return Ok(()) };
+        let Some(backing) = self.context.backing.as_ref().filter(|_| stream.replica().is_remote()) else {
+            return Ok(());
+        };
         let stored = backing.store.load(stream.id()).wait().await.map_err(|_| Unreachable)?;
         let Some(stored) = stored else { return Ok(()) };
         tokio::time::timeout(STORE_PATIENCE, stream.replica().caught_up_to(stored.tail)).await.map_err(|_| Unreachable)
     }
 
-    /// Returns the writer of an event ID's stream, if it may have events that are neither here nor
-    /// in the store, from an outage of the store. To be called after [`Self::restore`].
+    /// Returns the writer of an event ID's stream if it may have further events. After an outage of
+    /// the store, such events are neither here nor in the store. To be called after
+    /// [`Self::restore`].
     pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {
-        if verified.owner == self.identity.owner {
+        if verified.owner == self.context.identity.owner {
             return None;
         }
         // The guard of the map is dropped before the wait for the stream's lock.
@@ -158,25 +166,32 @@ impl EventLog {
         Some(stream.replica().last_kept())
     }
 
-    async fn load_from_store(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
+    async fn load_from_store(&self, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
         // Subscribed before the first look, so that no change is missed.
         let subscription = match &backing.coordination {
             Some(coordination) => Some(coordination.subscribe(id).wait().await?),
             None => None,
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
-        if !stored.sealed && self.is_still_expired(backing, stored.owner).await? {
+        if !stored.sealed && self.leases.is_still_expired(backing, stored.owner).await? {
             // In a task of its own: an adopted stream is ended even if the requesting client
             // leaves.
-            let log = self.clone();
-            let adopting = tokio::spawn(async move { log.adopt(id).await });
+            let adoption = self.adoption.clone();
+            let adopting = tokio::spawn(async move { adoption.adopt(id).await });
             adopting.await.map_err(|error| Error::Unavailable(error.to_string()))??;
             let Some(ended) = backing.store.load(id).wait().await? else { return Ok(()) };
             stored = ended;
         }
-        let Some(stream) = self.rebuild(backing, id, &stored, stored.trimmed) else { return Ok(()) };
+        let Some(mut stream) = rebuild(&self.context, &self.streams.quotas, id, &stored, stored.trimmed) else {
+            return Ok(());
+        };
+        if backing.coordination.is_none()
+            && let Some(calls) = self.retention.get_calls(stream.binding())
+        {
+            stream.join_get_calls(calls);
+        }
         let stream = Arc::new(stream);
-        let mut follower = Follower::new(stream.clone(), backing.clone(), self.identity.owner);
+        let mut follower = Follower::new(stream.clone(), backing.clone(), self.context.identity.owner);
         let is_over = follower.catch_up(&stored).await? == FollowerState::Sealed;
         if !is_over && subscription.is_none() {
             // The writer is dead, and a full store has not accepted the end yet.
@@ -192,35 +207,37 @@ impl EventLog {
         if let Some(subscription) = subscription
             && !is_over
         {
-            tokio::spawn(follower.run(self.clone(), subscription));
-        } else if let Err(error) = self.keep_restored(backing, &stream).await {
+            tokio::spawn(follower.run(self.retention.clone(), subscription));
+        } else if let Err(error) = self.retention.keep_restored(backing, &stream).await {
             // The stream stays readable here in any case.
             warn!(stream.id = %id, %error, "the retention of a stream that is read again could not be extended in the store");
         }
         Ok(())
     }
 
-    /// Starts the retention of a restored stream anew, here and in the store.
-    pub(in crate::event_log) async fn keep_restored(
-        &self,
-        backing: &Backing,
-        stream: &Arc<Stream>,
-    ) -> Result<(), Error> {
-        self.retain(stream);
-        let retention = stream.with_machine(|machine| machine.policy().retention);
-        backing.store.keep(stream.id(), retention).wait().await.inspect_err(|error| backing.note_failure(error))
-    }
-
     /// Extends the retention of this process's open streams in the store, until dropped.
     pub async fn keep_open(&self) {
-        let Some(backing) = &self.backing else { return std::future::pending().await };
+        let Some(backing) = &self.context.backing else { return std::future::pending().await };
         loop {
             clock::sleep(KEEP_UNSEALED / 6).await;
-            for (id, _) in self.open_local_streams() {
+            for id in self.streams.open_local().iter().map(|stream| stream.id()) {
                 if let Err(error) = backing.store.keep(id, KEEP_UNSEALED).wait().await {
                     warn!(stream.id = %id, %error, "the retention of a stream could not be extended in the store");
                 }
             }
         }
     }
+}
+
+/// Waits for the follower to reach `seq`: a client that read at the writer may resume here
+/// before the event has.
+async fn wait_for_follower(backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
+    if !here.replica().is_remote() || here.replica().last_kept() >= seq {
+        return Ok(());
+    }
+    let stored = backing.store.load(here.id()).wait().await.map_err(|_| Unreachable)?;
+    if stored.is_none_or(|stored| stored.tail < seq) {
+        return Ok(());
+    }
+    tokio::time::timeout(STORE_PATIENCE, here.replica().caught_up_to(seq)).await.map_err(|_| Unreachable)
 }

@@ -3,9 +3,9 @@
 //!
 //! A store may have lost everything, which shows as another epoch of its contents. After a
 //! failover, or from an old snapshot, it may lack the last writes, which shows only as a
-//! reconnection. Invariant: for one lease after either, no replica is declared dead and no stream
-//! reported lost because the store does not know it: its owner is about to rewrite it. Absent:
-//! events of a running call, whose loss the writer notices itself (`writer/recorder.rs`).
+//! reconnection. Invariant: for one lease after either, no replica is declared dead, and no stream
+//! that the store does not know is reported lost. Its owner is about to rewrite it. Absent: events
+//! of a running call, whose loss the writer notices itself (`writer/recorder.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,29 @@ use tracing::{debug, info};
 
 use crate::event_log::backing::Backing;
 use crate::event_log::backing::generation::StoreLoss;
-use crate::event_log::log::EventLog;
+use crate::event_log::replicas::kept_responses::KeptResponses;
+use crate::event_log::replicas::sessions::StoredSessions;
+use crate::event_log::retention::Retention;
+use crate::event_log::retry_index::RetryIndex;
+use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::Stream;
 use crate::event_log::writer::recorder;
+use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::ids::{StoreEpoch, StreamId};
 use crate::store::Error;
 
-impl EventLog {
+/// Data of this replica that is written again after a loss.
+pub struct Resync {
+    pub(in crate::event_log) backing: Option<Arc<Backing>>,
+    pub(in crate::event_log) streams: Arc<StreamTable>,
+    pub(in crate::event_log) retention: Arc<Retention>,
+    pub(in crate::event_log) retry_index: Arc<RetryIndex<Stream>>,
+    pub(in crate::event_log) sessions: Arc<Sessions>,
+    pub(in crate::event_log) stored_sessions: Arc<StoredSessions>,
+    pub(in crate::event_log) kept_responses: Arc<KeptResponses>,
+}
+
+impl Resync {
     /// Notes the epoch of the store's contents and the number of losses. The result shows whether
     /// [`Self::verify_and_rewrite`] or [`Self::rewrite_all`] is due.
     pub fn note_generation(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
@@ -37,18 +53,18 @@ impl EventLog {
     pub fn rewrite_all(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let over: Vec<_> = self.written_here().filter(|stream| stream.replica().handle_store_loss()).collect();
-        let log = self.clone();
+        let resync = self.clone();
         tokio::spawn(async move {
-            log.rewrite_records().await;
+            resync.rewrite_records().await;
             for stream in over {
                 recorder::seal(&stream, &backing, || {}).await;
             }
-            for id in log.streams.unproven_stubs() {
-                let Some(stream) = log.expand_written(id) else { continue };
+            for id in resync.streams.unproven_stubs() {
+                let Some(stream) = resync.expand_written(id) else { continue };
                 if stream.replica().handle_store_loss() {
                     recorder::seal(&stream, &backing, || {}).await;
                 }
-                log.release(stream);
+                resync.retention.release(stream);
             }
         });
     }
@@ -57,41 +73,41 @@ impl EventLog {
     async fn rewrite_records(&self) {
         for claim in self.retry_index.claims() {
             claim.rewrite();
-            if let Some((stream, _)) = self.expand_briefly(claim.stream()) {
-                self.rewrite_response(&stream);
-                self.release(stream);
+            if let Some((stream, _)) = self.retention.expand_briefly(claim.stream()) {
+                self.kept_responses.rewrite(&stream);
+                self.retention.release(stream);
             }
         }
         self.sessions.handshakes().change_all();
         for (id, session) in self.sessions.registered() {
-            let _ = self.rewrite_session(&id, &session).await;
+            let _ = self.stored_sessions.rewrite(&id, &session).await;
         }
     }
 
-    /// Verifies the store after a possible partial loss. Small records are rewritten; each stream
-    /// that was written here is compared with the store, one after the other, in the background,
-    /// and rewritten if something is missing.
+    /// Verifies the store after a possible partial loss. Small records are rewritten. Each stream
+    /// that was written here is compared with the store, one after the other, in the background. It
+    /// is rewritten if the store lacks a part.
     pub fn verify_and_rewrite(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let written: Vec<_> = self.written_here().collect();
-        let log = self.clone();
+        let resync = self.clone();
         tokio::spawn(async move {
-            log.rewrite_records().await;
+            resync.rewrite_records().await;
             // One stub at a time is a stream meanwhile.
-            let stubs = log.streams.unproven_stubs().into_iter().filter_map(|id| log.expand_written(id));
+            let stubs = resync.streams.unproven_stubs().into_iter().filter_map(|id| resync.expand_written(id));
             for stream in written.into_iter().chain(stubs) {
                 if let Err(error) = verify(&stream, &backing).await {
                     // The next return of the store begins another check.
                     return debug!(%error, "a store that is back cannot be verified");
                 }
-                log.release(stream);
+                resync.retention.release(stream);
             }
         });
     }
 
     /// Returns the stream of a stub that was written here, for a moment.
     fn expand_written(&self, id: StreamId) -> Option<Arc<Stream>> {
-        let (stream, _) = self.expand_briefly(id)?;
+        let (stream, _) = self.retention.expand_briefly(id)?;
         if stream.replica().is_restored() { None } else { Some(stream) }
     }
 

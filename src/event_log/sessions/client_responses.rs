@@ -1,6 +1,6 @@
 //! Client responses in a session: the stream with the server request of each.
 //!
-//! Absent: finished calls that are stubs (`log/finished.rs`).
+//! Absent: finished calls that are stubs (`retention/finished.rs`).
 
 use std::sync::Arc;
 

@@ -1,18 +1,18 @@
 //! Eviction of session records: the idle ones after a time, and the least recently used beyond a
 //! limit.
 //!
-//! Owned here: the limits of records, their count, and the choice of the records to remove. Absent:
-//! the order of the records that were opened here (`lru_queue.rs`).
+//! Owned here: the idle times, and the choice of the records to remove. Absent: the order of the
+//! records that were opened here (`lru_queue.rs`), and the count (`record_count.rs`).
 
-use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::event_log::metrics::Metrics;
 use crate::event_log::sessions::lru_queue::{Found, LruQueue};
-use crate::event_log::sessions::{Key, Session, Sessions, is_living};
+use crate::event_log::sessions::record_count::unopened_max;
+use crate::event_log::sessions::session::Key;
+use crate::event_log::sessions::{Session, Sessions, is_living};
 use crate::sync;
 
 /// Longest idle time of a session without streams. It is forgotten then. The upstream may still
@@ -21,25 +21,28 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any
 /// caller can invent an id.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
-/// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may
-/// exist beside those in use. A record has up to 1.5 KiB.
-const UNOPENED: usize = 4;
+/// Divisor of the limit of records: a caller with this part of them loses its own first.
+const OWN_PART: usize = 4;
 
 impl Sessions {
-    /// Forgets idle sessions, and standalone streams that have ended.
+    /// Forgets idle sessions, and ended standalone streams.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
-        let mut gone = 0;
+        let mut gone = Vec::new();
         self.sessions.retain(|key, session| {
             let listens = self.standalone.contains_key(key);
             let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
             let used = session.lock().used;
             let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
             self.handshakes.note_use(&key.0, used);
-            gone += usize::from(!stays && session.opened.is_some());
+            if !stays && session.opened.is_some() {
+                gone.push(key.1);
+            }
             stays
         });
-        self.lru_queue().forget(gone);
+        let mut queue = self.lru_queue();
+        gone.iter().for_each(|principal| queue.forget(principal));
+        drop(queue);
         self.handshakes.sweep(now, || self.sessions.iter().map(|entry| entry.key().0.clone()).collect());
         // The extra limit for records in use shrinks with them.
         let left = self.record_count.unopened.load(Ordering::Relaxed);
@@ -48,7 +51,8 @@ impl Sessions {
     }
 
     /// Queues a record of a session opened here that is now in the map. Beyond the limit the least
-    /// recently used goes; one in use goes only if those before it are in use as well.
+    /// recently used goes; one in use goes only if those before it are in use as well. A caller
+    /// with a quarter of all records loses one of its own.
     pub(super) fn enter(&self, key: Key, serial: u64) {
         let mut queue = self.lru_queue();
         let find = |key: &Key, serial: u64| {
@@ -57,12 +61,16 @@ impl Sessions {
             Found::Used(used, self.is_in_use(key, entry.value()))
         };
         while queue.len() >= self.max_opened {
-            let Some((key, serial)) = queue.pop(find) else { break };
+            let popped = match queue.held(&key.1) >= (self.max_opened / OWN_PART).max(1) {
+                true => queue.pop(Some(&key.1), find).or_else(|| queue.pop(None, find)),
+                false => queue.pop(None, find),
+            };
+            let Some((key, serial)) = popped else { break };
             if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
                 self.record_count.metrics.observe_session_eviction();
             }
         }
-        // After all that were skipped: the newest is the last to go.
+        // After all skipped records: the newest is removed last.
         queue.push(key, serial, clock::now());
         queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
@@ -105,44 +113,5 @@ impl Sessions {
 
     pub(super) fn lru_queue(&self) -> MutexGuard<'_, LruQueue> {
         sync::lock(&self.lru_queue)
-    }
-}
-
-/// Returns the limit for sessions opened elsewhere, from the limit for those opened here.
-pub(super) fn unopened_max(most: usize) -> usize {
-    (most / UNOPENED).max(1)
-}
-
-/// Number of records, forgotten ones that are still used included.
-pub(super) struct RecordCount {
-    unopened: AtomicUsize,
-    serials: AtomicU64,
-    metrics: Arc<Metrics>,
-}
-
-impl RecordCount {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }
-    }
-
-    /// Returns a number that no other record has.
-    pub(super) fn next_serial(&self) -> u64 {
-        self.serials.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(super) fn enter(&self, is_opened: bool) {
-        self.unopened.fetch_add(usize::from(!is_opened), Ordering::Relaxed);
-        self.metrics.observe_session();
-    }
-
-    pub(super) fn leave(&self, is_opened: bool) {
-        self.unopened.fetch_sub(usize::from(!is_opened), Ordering::Relaxed);
-        self.metrics.observe_session_end();
-    }
-}
-
-impl fmt::Debug for RecordCount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordCount").field("unopened", &self.unopened).finish_non_exhaustive()
     }
 }

@@ -1,37 +1,8 @@
 //! Home of a session as its record here knows it, so that not each request needs the store.
 
-use crate::event_log::backing::Term;
-use crate::event_log::sessions::Session;
+use crate::event_log::backing::HomeTerm;
+use crate::event_log::sessions::session::{KnownHome, Session};
 use crate::protocol::ids::Owner;
-
-/// Home of a session by the store. It counts in the term of the read: after that, another replica
-/// may have taken the session over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KnownHome {
-    Unasked,
-    /// This replica. `is_accepted` is true if the server has accepted the record's principal in the
-    /// session.
-    Here {
-        term: Option<HomeTerm>,
-        is_accepted: bool,
-    },
-    /// Another replica. The next request reads the store again.
-    Elsewhere(Owner),
-    /// The store names no home, or an irrelevant one: the server here decides whether it has the
-    /// session.
-    Unknown(Option<HomeTerm>),
-}
-
-/// Time that a home by the store counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HomeTerm(Option<Term>);
-
-impl HomeTerm {
-    /// Creates the time of one term, or all time for a store that is not shared.
-    pub(in crate::event_log) fn new(term: Option<Term>) -> Self {
-        Self(term)
-    }
-}
 
 impl Session {
     /// Returns whether this replica was the home of the session at the last read of the store.

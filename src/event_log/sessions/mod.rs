@@ -1,372 +1,50 @@
 //! Records of MCP sessions: one for each session and principal that uses it.
 //!
 //! Owned here: the result of an `initialize` that went through the proxy, and the session's
-//! streams, for its cancels, client responses and deletion. A session that was opened elsewhere
-//! (before a restart, or with a token that was refreshed since) has a record as well, from its
-//! first POST on, without the result of `initialize`. Any caller can invent a session id, so such
-//! records without streams are limited in number, and so are the records of sessions opened here;
-//! beyond the limit the least recently used are removed first. The upstream decides whether a
-//! session exists. Absent: the IDs of sessions that the proxy itself issues (`protocol/ids`).
+//! streams, for its cancels, client responses and deletion. A session that was opened elsewhere has
+//! a record as well, from its first POST on, without the result of `initialize`. It was opened
+//! before a restart, or with a token that was refreshed since. Any caller can invent a session id,
+//! so such records without streams are limited in number. The records of sessions opened here are
+//! limited as well. Beyond a limit the least recently used records are removed first. The upstream
+//! decides whether a session exists. Absent: the IDs of sessions that the proxy itself issues
+//! (`protocol/ids`).
 
 mod client_responses;
 mod eviction;
 mod finished;
+mod finished_calls;
 pub(super) mod handshakes;
-pub(super) mod home;
+mod home;
 mod lru_queue;
+mod post_slots;
 mod quiet;
+mod record_count;
 pub(super) mod registration;
+mod session;
 mod turns;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use eviction::{RecordCount, unopened_max};
-use finished::FinishedCalls;
 use handshakes::Handshakes;
-use home::KnownHome;
 use lru_queue::LruQueue;
-use registration::Registration;
-use turns::PostSlots;
-pub use turns::{PostSlot, QueuedTurn, Turn};
+pub use post_slots::PostSlot;
+use record_count::{RecordCount, unopened_max};
+use session::Key;
+pub use session::{Opened, RunningCall, Session};
+pub use turns::{QueuedTurn, Turn};
 
 use crate::clock;
-use crate::event_log::identity::principal::Principal;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::stream::Stream;
-use crate::protocol::dialect::Declared;
-use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::identity::Principal;
+use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::request_ids::{IdDigest, IdUse, UsedIds};
 use crate::protocol::stream::Phase;
-use crate::sync;
-
-/// Time that a session counts as busy after the end of a call.
-const BUSY_AFTER: Duration = Duration::from_secs(5);
-/// Number of a session's streams below which no search for ended ones takes place.
-const STREAMS_MIN: usize = 4;
-
-/// One session.
-#[derive(Debug)]
-pub struct Session {
-    id: SessionId,
-    principal: Principal,
-    /// Result of `initialize`, or `None` if it did not pass here.
-    opened: Option<Opened>,
-    is_home: bool,
-    record_count: Arc<RecordCount>,
-    serial: u64,
-    state: Mutex<State>,
-    turns: Arc<tokio::sync::Mutex<()>>,
-    /// Number of POSTs that are held, or wait behind one.
-    held_posts: Arc<AtomicUsize>,
-    post_slots: Arc<PostSlots>,
-    /// Number of running calls.
-    calls: AtomicUsize,
-    /// True once the server has responded to a request of this principal in the session.
-    was_answered: AtomicBool,
-}
-
-/// A running call of a session, counted for as long as this lives.
-#[derive(Debug)]
-pub struct RunningCall(Arc<Session>);
-
-impl Drop for RunningCall {
-    fn drop(&mut self) {
-        self.0.lock().call_ended = Some(clock::now());
-        self.0.calls.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Result of an `initialize`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Opened {
-    /// Negotiated protocol version.
-    pub version: ProtocolVersion,
-    /// True if the server declared `logging`.
-    pub logging: bool,
-    /// Dialects that the client declared.
-    pub declared: Declared,
-    /// True if the client gets no progress of the proxy's own.
-    #[serde(default, rename = "no_beats", skip_serializing_if = "std::ops::Not::not")]
-    pub has_no_beats: bool,
-    /// True if the proxy offers the client tasks of 2025-11-25.
-    #[serde(default, rename = "tasks", skip_serializing_if = "std::ops::Not::not")]
-    pub has_tasks: bool,
-    /// ID of the `initialize`, or `None` if it did not pass here.
-    #[serde(default, rename = "initialize", skip_serializing_if = "Option::is_none")]
-    pub initialize_id: Option<IdDigest>,
-}
-
-/// Ability of a client to resume, as it has shown so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Resumption {
-    NotSeen,
-    Seen,
-    /// The client has also named a stream by its URL.
-    SeenByUrl,
-}
-
-#[derive(Debug)]
-struct State {
-    streams: Vec<Weak<Stream>>,
-    finished: FinishedCalls,
-    /// Number of streams that causes the next pruning of dead ones.
-    prune_at: usize,
-    resumption: Resumption,
-    /// True if the store is known to have no record.
-    is_looked_up: bool,
-    /// True once the session has ended, so that nothing of it is to be in the store.
-    has_ended: bool,
-    home: KnownHome,
-    /// Registration of this replica for the session in the store, or `None` if it was not begun.
-    registration: Option<Registration>,
-    used: Instant,
-    call_ended: Option<Instant>,
-    used_ids: UsedIds,
-    /// Time of the last message without a stream that went to the server, or `None` before the
-    /// first.
-    sent: Option<Instant>,
-}
-
-impl State {
-    /// Drops the references to dead streams; the next pruning follows at twice the number of live
-    /// ones.
-    fn prune(&mut self) {
-        self.streams.retain(|stream| stream.strong_count() > 0);
-        self.prune_at = (self.streams.len() * 2).max(STREAMS_MIN);
-    }
-}
-
-impl Session {
-    fn new((id, principal): Key, opened: Option<Opened>, is_home: bool, record_count: Arc<RecordCount>) -> Arc<Self> {
-        record_count.enter(opened.is_some());
-        let state = State {
-            streams: Vec::new(),
-            finished: FinishedCalls::default(),
-            prune_at: STREAMS_MIN,
-            resumption: Resumption::NotSeen,
-            is_looked_up: false,
-            has_ended: false,
-            home: KnownHome::Unasked,
-            registration: None,
-            used: clock::now(),
-            call_ended: None,
-            used_ids: UsedIds::new(opened.as_ref().and_then(|opened| opened.initialize_id)),
-            sent: None,
-        };
-        Arc::new(Self {
-            id,
-            principal,
-            opened,
-            is_home,
-            serial: record_count.next_serial(),
-            record_count,
-            state: Mutex::new(state),
-            turns: Arc::default(),
-            held_posts: Arc::default(),
-            post_slots: Arc::default(),
-            calls: AtomicUsize::new(0),
-            was_answered: AtomicBool::new(false),
-        })
-    }
-
-    /// Counts a new call.
-    pub fn begin_call(self: &Arc<Self>) -> RunningCall {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        RunningCall(self.clone())
-    }
-
-    /// Returns whether a call runs, or ended less than five seconds before `now`.
-    pub fn is_busy(&self, now: Instant) -> bool {
-        let has_just_ended = |at| now.saturating_duration_since(at) < BUSY_AFTER;
-        self.calls.load(Ordering::Relaxed) > 0 || self.lock().call_ended.is_some_and(has_just_ended)
-    }
-
-    /// Notes that the server has responded to a request in the session.
-    pub fn note_answered(&self) {
-        self.was_answered.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the server has responded to a request of this principal in the session, as
-    /// far as this process knows.
-    pub fn was_answered(&self) -> bool {
-        self.was_answered.load(Ordering::Relaxed)
-    }
-
-    /// Returns the principal of the record.
-    pub fn principal(&self) -> &Principal {
-        &self.principal
-    }
-
-    /// Returns whether the session was opened through this process, whose server knows it.
-    pub fn is_home(&self) -> bool {
-        self.is_home
-    }
-
-    /// Returns the result of `initialize`, or `None` if unknown.
-    pub(super) fn opened(&self) -> Option<&Opened> {
-        self.opened.as_ref()
-    }
-
-    /// Returns whether all is known that can be: the result of `initialize`, or that the store has
-    /// no record.
-    pub fn is_known(&self) -> bool {
-        self.opened.is_some() || self.lock().is_looked_up
-    }
-
-    /// Notes that the store has no record.
-    pub(super) fn note_looked_up(&self) {
-        self.lock().is_looked_up = true;
-    }
-
-    /// Notes that the session has ended.
-    pub(super) fn end(&self) {
-        self.lock().has_ended = true;
-    }
-
-    /// Returns whether the session has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.lock().has_ended
-    }
-
-    /// Returns the negotiated protocol version, or `None` if unknown.
-    pub fn version(&self) -> Option<&ProtocolVersion> {
-        self.opened.as_ref().map(|opened| &opened.version)
-    }
-
-    /// Returns whether the server is known to have declared `logging`, so that a warning can be
-    /// sent.
-    pub fn logs(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.logging)
-    }
-
-    /// Returns the dialects that the client is known to have declared.
-    pub fn declared(&self) -> Declared {
-        self.opened.as_ref().map(|opened| opened.declared).unwrap_or_default()
-    }
-
-    /// Returns whether the client is known to get no progress of the proxy's own.
-    pub fn has_no_beats(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.has_no_beats)
-    }
-
-    /// Returns whether the proxy offers the client tasks of 2025-11-25, or `None` if the
-    /// `initialize` did not pass here.
-    pub fn has_tasks(&self) -> Option<bool> {
-        self.opened.as_ref().map(|opened| opened.has_tasks)
-    }
-
-    /// Notes the IDs of a POST's requests, and returns the use of IDs in the session. `contents` is
-    /// a digest of the POST, equal for a retry.
-    pub fn note_request_ids(&self, ids: &[RequestId], contents: u32) -> IdUse {
-        let mut state = self.lock();
-        for id in ids {
-            state.used_ids.note(id.into(), contents);
-        }
-        state.used_ids.id_use()
-    }
-
-    /// Returns whether the client has ever resumed a stream, and so can.
-    pub fn has_resumed(&self) -> bool {
-        self.lock().resumption >= Resumption::Seen
-    }
-
-    /// Notes that the client has resumed a stream.
-    pub fn note_resume(&self) {
-        let mut state = self.lock();
-        state.resumption = state.resumption.max(Resumption::Seen);
-    }
-
-    /// Returns whether the client has ever named a stream by its URL.
-    pub fn has_used_url(&self) -> bool {
-        self.lock().resumption == Resumption::SeenByUrl
-    }
-
-    /// Notes that the client has resumed a stream by its URL.
-    pub fn note_resume_by_url(&self) {
-        self.lock().resumption = Resumption::SeenByUrl;
-    }
-
-    /// Returns the id of the session. All streams of the session can share it.
-    pub fn id(&self) -> &SessionId {
-        &self.id
-    }
-
-    /// Adds a request stream.
-    pub fn add_stream(&self, stream: &Arc<Stream>) {
-        let mut state = self.lock();
-        if state.streams.len() >= state.prune_at {
-            state.prune();
-        }
-        state.streams.push(Arc::downgrade(stream));
-    }
-
-    /// Takes over the streams and the used request IDs of an earlier record of the session.
-    fn take_over_streams(&self, before: &Session) {
-        let (streams, finished, used_ids) = {
-            let before = before.lock();
-            (before.streams.clone(), before.finished.clone(), before.used_ids.clone())
-        };
-        let mut state = self.lock();
-        (state.streams, state.finished) = (streams, finished);
-        state.used_ids.follow(&used_ids);
-        state.prune();
-    }
-
-    /// Adds a stream that began in another session, unless this one has it.
-    pub fn join_stream(&self, stream: &Arc<Stream>) {
-        if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
-            self.add_stream(stream);
-            // Under this record too once it is a stub.
-            self.join_finished(stream.finished_call());
-        }
-    }
-
-    /// Returns the open request streams, which may owe a response.
-    pub fn running(&self) -> Vec<Arc<Stream>> {
-        let mut running = self.streams();
-        running.retain(|stream| stream.with_machine(|machine| !machine.lifecycle().is_sealed()));
-        running
-    }
-
-    /// Returns every live request stream.
-    pub fn streams(&self) -> Vec<Arc<Stream>> {
-        let state = self.lock();
-        state.streams.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Returns the number of references to streams, dead ones included.
-    #[cfg(test)]
-    pub(super) fn stream_refs(&self) -> usize {
-        self.lock().streams.len()
-    }
-
-    /// Returns whether any stream is live. Drops references to dead ones, which keep a part of
-    /// their memory.
-    fn has_streams(&self) -> bool {
-        let mut state = self.lock();
-        state.prune();
-        state.streams.shrink_to(STREAMS_MIN);
-        !state.streams.is_empty() || state.has_finished()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        sync::lock(&self.state)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.record_count.leave(self.opened.is_some());
-    }
-}
 
 /// Returns the newest stream among `running` that owes a response for `id`, with the upstream's id
 /// of that request.
@@ -395,11 +73,9 @@ pub struct Sessions {
     evict_at: AtomicUsize,
 }
 
-type Key = (SessionId, Principal);
-
 impl Sessions {
     /// Creates an empty set of sessions with room for `most` opened here, and a quarter as many
-    /// others beside those in use.
+    /// others beside the sessions in use.
     pub fn new(metrics: Arc<Metrics>, most: usize) -> Self {
         Self {
             sessions: DashMap::new(),
@@ -431,13 +107,12 @@ impl Sessions {
         };
         // The queue is not locked under an entry of the map.
         if before.is_some_and(|before| before.opened.is_some()) {
-            self.lru_queue().forget(1);
+            self.lru_queue().forget(&principal);
         }
         self.enter(key, serial);
     }
 
-    /// Returns the record of a session that the proxy issued, whose id holds all that is to be
-    /// known.
+    /// Returns the record of a session that the proxy issued. Its id holds all facts about it.
     pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| self.restore(id, principal, opened))
     }
@@ -463,13 +138,18 @@ impl Sessions {
 
     /// Returns the record of a session for this principal, or `None`.
     pub fn find(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone())?;
+        let session = self.get(id, principal)?;
         session.lock().used = clock::now();
         Some(session)
     }
 
-    /// Returns the record of a session for this principal; creates one for a session opened
-    /// elsewhere, and may forget others of that kind.
+    /// Returns the record of a session for this principal, or `None`. No use of the session.
+    fn get(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
+        self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone())
+    }
+
+    /// Returns the record of a session for this principal. Creates a record for a session opened
+    /// elsewhere, and may forget other such records.
     pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();
@@ -484,7 +164,7 @@ impl Sessions {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
         session.end();
         if session.opened.is_some() {
-            self.lru_queue().forget(1);
+            self.lru_queue().forget(principal);
         }
         Some(session)
     }
@@ -495,7 +175,7 @@ impl Sessions {
         self.standalone.get(&key).map(|entry| entry.value().clone()).filter(is_living)
     }
 
-    /// Makes `stream` the standalone stream, unless there is a live one, which is returned.
+    /// Makes `stream` the standalone stream, or returns the live one.
     pub fn set_standalone(
         &self,
         session: &SessionId,
@@ -523,11 +203,8 @@ impl Sessions {
 
     /// Returns every live stream of a session under these principals, the standalone ones included.
     pub fn streams_of(&self, id: &SessionId, principals: &[Principal]) -> Vec<Arc<Stream>> {
-        let of = |principal: &Principal| {
-            let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone());
-            session.map_or_else(Vec::new, |session| session.streams())
-        };
-        principals.iter().flat_map(of).chain(self.standalone_of(id, principals)).collect()
+        let records = principals.iter().filter_map(|principal| self.get(id, principal));
+        records.flat_map(|session| session.streams()).chain(self.standalone_of(id, principals)).collect()
     }
 
     /// Returns the open standalone streams of a session under these principals.
@@ -546,15 +223,15 @@ impl Sessions {
         self.sessions.len()
     }
 
+    /// Returns whether there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
     /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
     pub(super) fn queue_len(&self) -> usize {
         self.lru_queue().entries()
-    }
-
-    /// Returns whether there is no session.
-    pub fn is_empty(&self) -> bool {
-        self.sessions.is_empty()
     }
 }
 

@@ -1,15 +1,16 @@
 //! Quiet sessions: a call runs, and no message passes between the proxy and the server.
 //!
-//! Some servers end a session that they hear nothing of, and the calls in it. No call has a timer
-//! for this: one task looks at the sessions with calls, many times in the time limit. Absent: the
-//! ping (`upstream`), and the time limit (the configuration).
+//! Some servers end a silent session, and the calls in it. No call has a timer for this. One task
+//! checks the sessions with calls, many times in the time limit. Absent: the ping (`upstream`), and
+//! the time limit (the configuration).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Key, Session, Sessions};
 use crate::clock;
+use crate::event_log::sessions::session::{Key, State};
+use crate::event_log::sessions::{Session, Sessions};
 use crate::protocol::ids::IssuedSession;
 
 /// Number of looks in the time limit, so that a ping is late by a small part of it.
@@ -59,7 +60,7 @@ impl Sessions {
     }
 }
 
-impl super::State {
+impl State {
     /// Returns the time of the last message that no stream records: a message without a stream, or
     /// the end of a call.
     fn last_message(&self) -> Option<Instant> {

@@ -2,35 +2,27 @@
 //! session here.
 //!
 //! Owned here: the lifetimes of registrations, and the knowledge of their state in the store. A
-//! registration belongs to a session and not to a record: sessions that a replica has opened are
-//! registered apart from the others, so that no record of an unknown session shortens a
-//! registration. Invariant: a registration counts only in the term of its write, since other
-//! replicas or the store may have lost it after that. Absent: the requests to the store
-//! (`recovery/sessions.rs`).
+//! registration belongs to a session and not to a record. Sessions that a replica has opened are
+//! registered apart from the others, so no record of an unknown session shortens a registration.
+//! Invariant: a registration counts only in the term of its write. After that, other replicas or
+//! the store may have lost it. Absent: the requests to the store (`replicas/sessions.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::event_log::backing::Term;
-use crate::event_log::sessions::{Session, Sessions};
+use crate::event_log::sessions::Sessions;
+use crate::event_log::sessions::session::{Registration, Session};
 use crate::protocol::headers::SessionId;
 
 /// Lifetime of the record of a session in the store, and of the registration of a replica for a
 /// session that a replica has opened. A client without a record is served as if its `initialize`
 /// had not passed here.
 pub(in crate::event_log) const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
-/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one
-/// costs the store a small record for as long.
+/// Lifetime of a registration for a session without a known opener. An invented session costs the
+/// store a small record for this time.
 const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
-
-/// Registration of this replica for a session.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Registration {
-    until: Instant,
-    /// Term of its write, or `None` if the store may not have it.
-    term: Option<Term>,
-}
 
 impl Session {
     /// Returns whether this replica is registered for the session, so that other replicas find it
@@ -40,13 +32,13 @@ impl Session {
     }
 
     /// Returns the lifetime of a registration of this replica for the session. Any client can
-    /// invent a session that no replica has opened.
+    /// invent an unopened session.
     pub(in crate::event_log) fn registration_time(&self) -> Duration {
         if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
     }
 
-    /// Returns whether this replica is to register itself now, or again, for a session that it did
-    /// not open, and notes that it begins to.
+    /// Returns whether this replica is to register itself, now or again, for a session that it did
+    /// not open. Notes the beginning of the registration.
     pub fn begin_registration(&self) -> bool {
         if self.is_home {
             return false;
@@ -88,9 +80,10 @@ impl Sessions {
         self.sessions.get(&(id.clone(), session.principal)).is_some_and(|entry| Arc::ptr_eq(entry.value(), session))
     }
 
-    /// Notes that the registrations are to be renewed at once. Several notes before the renewal
-    /// begins count as one.
-    pub(in crate::event_log) fn note_renewal_due(&self) {
+    /// Notes that all registrations of this replica are to be renewed at once, because it has
+    /// acquired a lease. The other replicas may have forgotten them. Several notes before the
+    /// renewal begins count as one.
+    pub fn note_renewal_due(&self) {
         self.renewal_due.notify_one();
     }
 
@@ -99,8 +92,8 @@ impl Sessions {
         self.renewal_due.notified().await;
     }
 
-    /// Returns the sessions with a registration of this replica that must be written again in
-    /// `term`, or whose write has failed.
+    /// Returns the sessions whose registration of this replica must be written in `term`: again, or
+    /// after a failed write.
     pub(in crate::event_log) fn due_registrations(&self, term: Term) -> Vec<(SessionId, Arc<Session>)> {
         let mut due = self.registered();
         due.retain(|(_, session)| !session.has_registration(term));

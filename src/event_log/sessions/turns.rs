@@ -1,20 +1,17 @@
-//! Order of a session's POSTs while some of them are held for the upstream, and the limit of those
-//! in flight.
+//! Order of a session's POSTs while some of them are held for the upstream.
 //!
-//! Owned here: the queue, and the count of used slots. A POST without requests holds a slot from
-//! before it is sent until the upstream has responded, independent of turns. Absent: the reason why
-//! a POST is held, and the error without a slot.
+//! Owned here: the queue. Absent: the count of POSTs in flight (`post_slots.rs`), the reason why a
+//! POST is held, and the error without a slot.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::event_log::sessions::Session;
+use crate::event_log::sessions::post_slots::PostSlot;
 use crate::protocol::error::ErrorCode;
 
 /// Right to go before the session's later POSTs, which wait until this is dropped.
@@ -24,7 +21,7 @@ pub struct Turn {
     _held: HeldPost,
 }
 
-/// A turn that comes after those before it.
+/// A turn that comes after all earlier turns.
 pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
 
 /// A POST that is held, or waits behind one, counted for the life of this value.
@@ -44,45 +41,6 @@ impl Drop for HeldPost {
     }
 }
 
-/// Slot of a POST that waits for the upstream, taken for the life of this value.
-#[derive(Debug)]
-pub struct PostSlot(Arc<PostSlots>);
-
-impl Drop for PostSlot {
-    fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_one();
-    }
-}
-
-/// Slots of one session.
-#[derive(Debug, Default)]
-pub(super) struct PostSlots {
-    taken: AtomicUsize,
-    freed: Notify,
-}
-
-impl PostSlots {
-    /// Takes one of `most` slots if one is free.
-    fn take(self: &Arc<Self>, most: usize) -> Option<PostSlot> {
-        let one_more = |taken: usize| if taken < most { Some(taken + 1) } else { None };
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| PostSlot(self.clone()))
-    }
-
-    /// Waits until one of `most` slots is free.
-    async fn wait(self: &Arc<Self>, most: usize) -> PostSlot {
-        loop {
-            let mut freed = pin!(self.freed.notified());
-            // Enabled before the look, so that a slot freed in between is noticed.
-            freed.as_mut().enable();
-            if let Some(slot) = self.take(most) {
-                return slot;
-            }
-            freed.await;
-        }
-    }
-}
-
 impl Session {
     /// Returns whether any POST of this session is held, or waits behind one. Costs one load.
     pub fn has_held(&self) -> bool {
@@ -96,7 +54,7 @@ impl Session {
         }
     }
 
-    /// Waits until no POST of this session is held. The waiting POST takes one of `most` slots
+    /// Waits until no POST of this session is held. The waiting POST takes a slot of `most`
     /// meanwhile.
     ///
     /// # Errors
@@ -110,8 +68,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes one of `most` slots for a POST to the upstream. If all are taken and none is held, the
-    /// upstream may be busy with many at once: this waits up to `patience` for a free one.
+    /// Takes a slot of `most` for a POST to the upstream. If all are taken and no POST is held, the
+    /// upstream may be busy with many at once. This waits up to `patience` for a free slot.
     ///
     /// # Errors
     /// `TooManyHeld`.

@@ -10,6 +10,7 @@ use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::in_flight::Copied;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::sse;
 use crate::protocol::stream::OwedResponse;
@@ -44,13 +45,25 @@ impl Delivery<'_> {
         Some(Collected { responses: copied.responses, body: copied.into_bytes() })
     }
 
+    /// Returns the bytes of the response as an event, if it is the first event, and no other
+    /// response is owed. Returns `None` for any other stream.
+    pub fn only_response_len(&self) -> Option<usize> {
+        let inner = self.0.lock();
+        let mut owed = inner.machine.owed_responses().iter();
+        match (owed.next(), owed.next()) {
+            (Some((_, OwedResponse::Answered(Seq(1)))), None) => inner.tail.event(Seq(1)).map(<[u8]>::len),
+            _ => None,
+        }
+    }
+
     fn copy_responses(&self, inner: &Inner) -> Option<Copied> {
         let mut read = HashSet::new();
         let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
         for (id, owed) in inner.machine.owed_responses().iter() {
             let OwedResponse::Answered(seq) = owed else { continue };
             if seq <= inner.machine.numbering().trimmed() {
-                texts.push(Cow::Owned(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id))));
+                let failure = Failure::after_send(ErrorCode::BoundReached);
+                texts.push(Cow::Owned(failure.to_message(Some(id), inner.machine.policy().subject())));
             } else if let Some(event) = inner.tail.event(seq)
                 && read.insert(seq)
             {

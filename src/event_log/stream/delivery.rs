@@ -2,7 +2,7 @@
 //! eviction queues of its quota.
 //!
 //! Absent: the order of evictions (`writer/eviction.rs`), and the sweep of streams whose retention
-//! has ended (`log/retention.rs`).
+//! has ended (`retention`).
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -34,6 +34,8 @@ impl Delivery<'_> {
         if stays && inner.queued.is_none_or(|(queue, _)| queue == EvictionQueue::Unconfirmed) {
             self.0.enqueue(&mut inner, EvictionQueue::Delivered, now);
         }
+        // A hand-over to the GET stream may wait for this.
+        inner.wake_watchers();
     }
 
     /// Returns true if the delivery is proven.

@@ -1,15 +1,19 @@
 //! Requests that are due for progress of the proxy's own when their connection looks.
 //!
-//! Owned here: the decision and the value. A notification is no event: it has no number, and only
-//! the last value is kept. Absent: the time of a look (`delivery/beats.rs`), the tokens and the
-//! progress of the server (`progress.rs`), and the bytes (`protocol/progress.rs`).
+//! Owned here: the decision and the value, and the time of a read of the request. A notification is
+//! no event: it has no number, and only the last value is kept. Absent: the time of a look
+//! (`delivery/beats.rs`), the tokens and the progress of the server (`progress.rs`), and the bytes
+//! (`protocol/progress.rs`).
 
+use crate::clock;
+use crate::event_log::stream::Stream;
 use crate::event_log::stream::attachment::Attachment;
-use crate::event_log::stream::progress::{WrittenProgress, message_at};
+use crate::event_log::stream::progress::{AskingRequests, CallProgress, LOOKED_AT, WrittenProgress, message_at};
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::progress::{self, Progress};
+use crate::protocol::sse;
 use crate::protocol::stream::{OwedResponse, Phase};
 use crate::sync;
 
@@ -60,5 +64,42 @@ impl Attachment {
             Renaming::Changed(splices) => Some(jsonrpc::splice(&message, splices)),
             Renaming::Unwanted => None,
         }
+    }
+}
+
+impl Stream {
+    /// Keeps the body of a running call until its end, or until [`Self::progress`] has read it.
+    pub fn keep_asking(&self, asking: AskingRequests) {
+        self.shared.lock().asking = Some(asking);
+    }
+
+    /// Returns the text of the server's last progress in the newest MiB of the log, or `None`
+    /// without one.
+    pub fn last_progress_text(&self) -> Option<String> {
+        let inner = self.shared.lock();
+        let mut read = 0;
+        let mut events = inner.tail.events_after(inner.tail.trimmed()).rev().take_while(|(_, event)| {
+            read += event.len();
+            read <= LOOKED_AT
+        });
+        events.find_map(|(_, event)| {
+            if progress::may_have_progress(event) { progress::status_text(&sse::encoded_data(event)) } else { None }
+        })
+    }
+
+    /// Returns the progress that the requests want, or `None` if connections write no progress of
+    /// the proxy's own. Reads the body at the first call.
+    pub fn progress(&self) -> Option<&CallProgress> {
+        let asking = if self.progress.get().is_none() { self.shared.lock().asking.clone() } else { None };
+        if let Some(asking) = asking {
+            self.progress.get_or_init(|| {
+                let began = clock::wall().saturating_sub(clock::now().saturating_duration_since(self.created()));
+                let tokens = asking.tokens();
+                if tokens.is_empty() { None } else { Some(Box::new(CallProgress::of(began, tokens))) }
+            });
+            self.shared.lock().asking = None;
+        }
+        // Another task may have read the body meanwhile.
+        self.progress.get()?.as_deref()
     }
 }

@@ -5,50 +5,37 @@
 //! else to the standalone stream if it has a reader. Absent: that decision, and the notifications
 //! of changes (the pump).
 
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, MutexGuard, Weak};
+use std::time::Instant;
 
 use crate::clock;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery::Delivery;
+use crate::event_log::stream::legacy_task_state::{LegacyTaskState, Notes};
+use crate::event_log::stream::relayed_messages::PendingRequest;
 use crate::event_log::stream::state::Shared;
 use crate::protocol::ids::{Handle, Seq};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::sse;
-use crate::protocol::stream::{Machine, Outcome, Phase};
+use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::stream::{Outcome, Phase};
 use crate::protocol::tasks::{Status, TaskView, legacy, poll_interval, shortened};
-use crate::sync;
-
-/// Most bytes of messages that a stream takes beside its pump, while the store is behind.
-const MOST_STAGED: usize = 1024 * 1024;
-
-/// State of a task beside its stream.
-#[derive(Debug, Default)]
-pub(super) struct LegacyTaskState(Mutex<Notes>);
-
-/// A pending request of the server.
-struct PendingRequest {
-    id: RequestId,
-    seq: Seq,
-    data: Vec<u8>,
-}
-
-#[derive(Debug, Default)]
-struct Notes {
-    /// Text of the last progress.
-    text: Option<String>,
-    /// Time of the last change of text or status, in milliseconds since 1970.
-    changed_ms: Option<u64>,
-    /// Status and text of a task that has ended, once they were read: the response may be large.
-    outcome: Option<(Status, Option<String>)>,
-    /// Requests that the client gets on another stream, with that stream.
-    elsewhere: Vec<(RequestId, Weak<Stream>)>,
-}
 
 /// The task of 2025-11-25 of one stream.
 pub struct LegacyTask<'a> {
-    pub(super) state: &'a LegacyTaskState,
-    pub(super) shared: &'a Shared,
+    state: &'a LegacyTaskState<Stream>,
+    shared: &'a Shared,
+}
+
+impl Stream {
+    /// Returns the task of 2025-11-25, or `None` for a stream of any other kind.
+    pub fn as_legacy_task(&self) -> Option<LegacyTask<'_>> {
+        self.legacy_task.as_deref().map(|state| LegacyTask { state, shared: &self.shared })
+    }
+
+    /// Returns the task of 2025-11-25 as its client sees it, or `None` for a stream of any other
+    /// kind.
+    pub fn legacy_view(&self) -> Option<TaskView> {
+        self.as_legacy_task()?.view(self.handle())
+    }
 }
 
 impl LegacyTask<'_> {
@@ -116,7 +103,7 @@ impl LegacyTask<'_> {
     pub fn move_requests(&self, other: &Arc<Stream>) {
         let (is_attached, written, is_expected) = self.shared.with_machine(|machine| {
             let reader = machine.reader();
-            (reader.is_attached(), reader.written(), clock::now() < reader.since() + patience(machine))
+            (reader.is_attached(), reader.written(), clock::now() < reader.since() + reader.patience())
         });
         if is_attached {
             return;
@@ -170,7 +157,7 @@ impl LegacyTask<'_> {
         self.shared.with_machine(|machine| {
             let is_pending = machine.server_requests().oldest_unanswered().is_some();
             let is_free = is_pending && !machine.reader().is_attached() && !machine.lifecycle().is_sealed();
-            is_free.then(|| machine.reader().since() + patience(machine))
+            is_free.then(|| machine.reader().since() + machine.reader().patience())
         })
     }
 
@@ -236,53 +223,16 @@ impl LegacyTask<'_> {
         (Status::Failed, said.as_deref().map(shortened))
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        sync::lock(&self.state.0)
+    fn notes(&self) -> MutexGuard<'_, Notes<Stream>> {
+        self.state.lock()
     }
 }
 
 impl Shared {
-    /// Appends a message to a stream whose pump has not read it from the server. Returns false if
-    /// the stream takes no message now: it has ended, or its store is behind by [`MOST_STAGED`].
-    pub(super) fn append_message(&self, data: &[u8]) -> bool {
-        let mut inner = self.lock();
-        let has_room = inner.machine.lifecycle().can_append() && inner.machine.numbering().staged_len() < MOST_STAGED;
-        if has_room {
-            inner.machine.handle_message(b"message", data, clock::now());
-        }
-        self.notify_pump(inner);
-        has_room
-    }
-
     /// Settles a request of the server here: no reader of this stream gets it any more.
     fn settle_request(&self, id: &RequestId) {
         self.change(|machine, now| machine.handle_client_response(id, now));
     }
-
-    /// Returns the pending requests of the server.
-    fn pending_requests(&self) -> Vec<PendingRequest> {
-        let inner = self.lock();
-        let requests = inner.machine.server_requests();
-        if !requests.has_outstanding() {
-            return Vec::new();
-        }
-        let pending = |(seq, event)| {
-            let data = sse::encoded_data(event);
-            let body = jsonrpc::peek(&data).ok()?;
-            match body.messages() {
-                [Message::Request { id, method }] if **method != *"ping" && !requests.is_spent(seq) => {
-                    requests.outstanding_since(id).map(|_| PendingRequest { id: id.clone(), seq, data: data.to_vec() })
-                }
-                _ => None,
-            }
-        };
-        inner.tail.events_after(inner.tail.trimmed()).filter_map(pending).collect()
-    }
-}
-
-/// Returns the time in which a client whose connection broke returns.
-fn patience(machine: &Machine) -> Duration {
-    machine.reader().last_retry() * 2 + Duration::from_secs(1)
 }
 
 /// Returns true if a request is pending on this stream.

@@ -8,20 +8,27 @@
 
 pub(in crate::event_log) mod attachment;
 mod backpressure;
+mod by_get;
+mod call_trace;
 mod collected_response;
+pub(in crate::event_log) mod context;
 pub(in crate::event_log) mod delivery;
 pub(in crate::event_log) mod delivery_certainty;
 mod due_progress;
 pub(in crate::event_log) mod finished_call;
+pub(in crate::event_log) mod get_calls;
 mod handles;
 pub(in crate::event_log) mod in_flight;
 mod legacy_task;
+mod legacy_task_state;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod progress;
+mod relayed_messages;
 mod rendering;
 pub(in crate::event_log) mod replica;
 pub(in crate::event_log) mod response_head;
+pub(in crate::event_log) mod restored;
 pub(in crate::event_log) mod retries;
 pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
@@ -42,31 +49,29 @@ use crate::clock;
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::backing::schema::Slicing;
 use crate::event_log::backing::{Backing, Staged};
-use crate::event_log::identity::Identity;
-use crate::event_log::identity::binding::Binding;
-use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
+use crate::event_log::quota::{Quota, StreamReservation};
 use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::call_trace::CallTrace;
+use crate::event_log::stream::context::StreamContext;
 use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::finished_call::FinishedCall;
+use crate::event_log::stream::get_calls::{GetCall, GetCalls};
 use crate::event_log::stream::handles::{Handles, Origin};
-use crate::event_log::stream::legacy_task::LegacyTaskState;
+use crate::event_log::stream::legacy_task_state::LegacyTaskState;
 use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::replica::Replica;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::retries::Retries;
 use crate::event_log::stream::state::{Inner, Shared};
-use crate::event_log::stream::summary::{Summary, TaskSummary};
-use crate::event_log::stream::task::Task;
-use crate::event_log::stream::trace::CallTrace;
+use crate::identity::Binding;
 use crate::otel::CallSpan;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{Handle, Seq, StreamId, StreamKind};
+use crate::protocol::ids::{Handle, Seq, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Machine, Policy, Resume};
-use crate::protocol::tasks::TaskView;
 
+pub use by_get::{ByGet, GetProgress, Turn};
 pub use collected_response::Collected;
 pub use legacy_task::LegacyTask;
 pub use task::TaskReading;
@@ -92,6 +97,8 @@ pub struct Spec {
     pub slicing: Option<Slicing>,
     /// Span of the call, or `None` if the call is not traced.
     pub span: Option<Arc<CallSpan>>,
+    /// Calls of the session whose responses may go by GET, or `None` if this one never does.
+    pub get_calls: Option<Arc<GetCalls>>,
 }
 
 /// Result of a step of the machine.
@@ -130,7 +137,9 @@ pub struct Stream {
     /// Stream of the task that the call has become.
     task: OnceLock<StreamId>,
     /// State of a task of 2025-11-25, or `None` for every other stream.
-    legacy_task: Option<Box<LegacyTaskState>>,
+    legacy_task: Option<Box<LegacyTaskState<Stream>>>,
+    /// State of a call whose response may go by GET, or `None` for every other stream.
+    get_call: Option<Box<GetCall<Stream>>>,
     /// Polls of a task that are held.
     held_polls: AtomicU32,
     /// Store behind the log, or `None` if memory is the store.
@@ -146,15 +155,15 @@ impl fmt::Debug for Stream {
 impl Stream {
     pub(super) fn new(
         id: StreamId,
-        identity: Arc<Identity>,
-        bounds: TailLimits,
-        backing: Option<Arc<Backing>>,
+        context: &StreamContext,
         spec: Spec,
         reservation: StreamReservation,
         now: Instant,
     ) -> Self {
+        let (identity, backing) = (context.identity.clone(), context.backing.clone());
         let quota = reservation.quota().clone();
         let legacy_task = spec.policy.legacy_task.is_some().then(Box::default);
+        let get_call = spec.get_calls.map(|calls| Box::new(GetCall::new(calls, id, &spec.ids)));
         let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), reservation);
         inner.store_progress = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
@@ -163,7 +172,7 @@ impl Stream {
             shared: Shared {
                 id,
                 is_batch: spec.is_batch,
-                bounds,
+                bounds: context.bounds,
                 quota,
                 inner: Mutex::new(inner),
                 pump: Notify::new(),
@@ -183,6 +192,7 @@ impl Stream {
             is_published: AtomicBool::new(false),
             task: OnceLock::new(),
             legacy_task,
+            get_call,
             held_polls: AtomicU32::new(0),
             backing,
         }
@@ -208,20 +218,9 @@ impl Stream {
         Replica { shared: &self.shared, adopted_after: &self.adopted_after }
     }
 
-    /// Returns the stream as a task's.
-    pub fn as_task(&self) -> Task<'_> {
-        Task(&self.shared)
-    }
-
-    /// Returns the task of 2025-11-25, or `None` for a stream of any other kind.
-    pub fn as_legacy_task(&self) -> Option<LegacyTask<'_>> {
-        self.legacy_task.as_deref().map(|state| LegacyTask { state, shared: &self.shared })
-    }
-
-    /// Returns the task of 2025-11-25 as its client sees it, or `None` for a stream of any other
-    /// kind.
-    pub fn legacy_view(&self) -> Option<TaskView> {
-        self.as_legacy_task()?.view(self.handle())
+    /// Returns the entry of the call for the records of sessions.
+    pub(super) fn finished_call(&self) -> &Arc<FinishedCall> {
+        self.finished_call.get_or_init(|| Arc::new(FinishedCall::new(self.id())))
     }
 
     /// Returns the stream of the task that the call has become, or `None` if it has not become a
@@ -253,16 +252,6 @@ impl Stream {
     /// Returns the name and the span of the call.
     pub fn trace(&self) -> &CallTrace {
         &self.trace
-    }
-
-    /// Returns the retries of the call.
-    pub fn retries(&self) -> Retries<'_> {
-        Retries {
-            shared: &self.shared,
-            upstream: &self.upstream,
-            body_fingerprint: self.body_fingerprint.as_deref(),
-            registrations: &self.registrations,
-        }
     }
 
     /// Returns the status for a client that does not read; the stream's timers restart.
@@ -317,6 +306,17 @@ impl Stream {
     /// Returns the response head as it is now.
     pub fn head_now(&self) -> Head {
         self.shared.lock().head.clone()
+    }
+
+    /// Drops the stream's reference to the head of the server's response, if no retry and no span
+    /// needs it: only the request that has it responds with it.
+    pub fn release_head(&self) {
+        if !self.retries().may_come() && self.trace.span().is_none() {
+            let mut inner = self.shared.lock();
+            if let Head::Stream(..) = &inner.head {
+                inner.head = Head::Committed;
+            }
+        }
     }
 
     /// Returns true if resumes can find the stream, or once could.
@@ -412,33 +412,6 @@ impl Stream {
         self.change(|machine, now| machine.handle_expire(code, now));
     }
 
-    /// Returns a summary for the operator.
-    pub fn summary(&self, now: Instant) -> Summary {
-        let legacy_task = self.legacy_view().map(|view| TaskSummary { status: view.status, text: view.text });
-        let inner = self.shared.lock();
-        let machine = &inner.machine;
-        let is_task = machine.policy().is_task;
-        Summary {
-            id: self.shared.id,
-            kind: if is_task { StreamKind::Task } else { machine.policy().kind },
-            era: machine.policy().era,
-            name: self.trace.name.get().cloned(),
-            connections: machine.reader().connections(),
-            task: legacy_task.or_else(|| if is_task { task::summarize(&inner) } else { None }),
-            failure: machine.lifecycle().failure().map(|failure| failure.code),
-            phase: machine.lifecycle().phase(),
-            is_answered: machine.lifecycle().is_answered(),
-            awaits_input: (machine.server_requests().has_outstanding() && !machine.lifecycle().is_sealed())
-                || machine.task().is_some_and(|task| task.state().awaits_client()),
-            is_attached: machine.reader().is_attached(),
-            age: now.saturating_duration_since(self.created),
-            reader_for: now.saturating_duration_since(machine.reader().since()),
-            events: machine.numbering().tail().0,
-            kept_events: inner.tail.len(),
-            kept_bytes: inner.tail.byte_len(),
-        }
-    }
-
     /// Makes one step of the machine. With a store, returns the batch to write; without one, the
     /// events are in the tail already.
     pub(super) fn advance<R>(&self, change: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
@@ -450,7 +423,7 @@ impl Stream {
             Some(_) => self.stage(&mut inner),
             None => {
                 while let Some(ready) = inner.machine.lifecycle_mut().poll_batch() {
-                    inner.accept(&ready, self.shared.bounds, now);
+                    inner.accept(ready, self.shared.bounds, now);
                     stored = true;
                 }
                 None

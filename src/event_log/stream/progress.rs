@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::event_log::backing::schema::ProgressRecord;
-use crate::event_log::stream::Stream;
+use crate::protocol::client_names::ClientNames;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::progress::{self, Progress, ProgressToken, TokenOfRequest};
@@ -20,7 +20,7 @@ use crate::protocol::sse;
 use crate::protocol::tail::Tail;
 
 /// Size limit of the events that one look reads, in bytes.
-const LOOKED_AT: usize = 1024 * 1024;
+pub(super) const LOOKED_AT: usize = 1024 * 1024;
 
 /// Body of a call whose requests may want progress. Most calls end before it is read.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ pub struct AskingRequests {
     /// Owner of the body: a reference to it costs less than one to the bytes.
     pub body: Arc<dyn AsRef<[u8]> + Send + Sync>,
     /// Clients that get no progress of the proxy's own, if the request itself names its client.
-    pub except: Option<Arc<[String]>>,
+    pub except: Option<ClientNames>,
 }
 
 /// Masked.
@@ -39,9 +39,9 @@ impl fmt::Debug for AskingRequests {
 }
 
 impl AskingRequests {
-    fn tokens(&self) -> Vec<TokenOfRequest> {
+    pub(super) fn tokens(&self) -> Vec<TokenOfRequest> {
         let is_excepted = self.except.as_ref().is_some_and(|except| {
-            jsonrpc::meta_client_name((*self.body).as_ref()).is_some_and(|name| except.contains(&name))
+            jsonrpc::meta_client_name((*self.body).as_ref()).is_some_and(|name| except.has(&name))
         });
         if is_excepted { Vec::new() } else { progress::tokens((*self.body).as_ref()) }
     }
@@ -79,7 +79,7 @@ impl CallProgress {
         Self::of(Duration::from_millis(record.began_ms), record.tokens)
     }
 
-    fn of(began: Duration, tokens: Vec<TokenOfRequest>) -> Self {
+    pub(super) fn of(began: Duration, tokens: Vec<TokenOfRequest>) -> Self {
         let requests = tokens.into_iter().map(|asked| RequestProgress { asked, own: Mutex::default() });
         Self { began, requests: requests.collect() }
     }
@@ -140,43 +140,6 @@ pub(super) fn message_at(tail: &Tail, seq: Seq, token: &ProgressToken) -> Option
         message = progress.message;
     });
     message
-}
-
-impl Stream {
-    /// Keeps the body of a running call until its end, or until [`Self::progress`] has read it.
-    pub fn keep_asking(&self, asking: AskingRequests) {
-        self.shared.lock().asking = Some(asking);
-    }
-
-    /// Returns the text of the server's last progress in the newest MiB of the log, or `None`
-    /// without one.
-    pub fn last_progress_text(&self) -> Option<String> {
-        let inner = self.shared.lock();
-        let mut read = 0;
-        let mut events = inner.tail.events_after(inner.tail.trimmed()).rev().take_while(|(_, event)| {
-            read += event.len();
-            read <= LOOKED_AT
-        });
-        events.find_map(|(_, event)| {
-            if progress::may_have_progress(event) { progress::status_text(&sse::encoded_data(event)) } else { None }
-        })
-    }
-
-    /// Returns the progress that the requests want, or `None` if connections write no progress of
-    /// the proxy's own. Reads the body at the first call.
-    pub fn progress(&self) -> Option<&CallProgress> {
-        let asking = if self.progress.get().is_none() { self.shared.lock().asking.clone() } else { None };
-        if let Some(asking) = asking {
-            self.progress.get_or_init(|| {
-                let began = clock::wall().saturating_sub(clock::now().saturating_duration_since(self.created()));
-                let tokens = asking.tokens();
-                if tokens.is_empty() { None } else { Some(Box::new(CallProgress::of(began, tokens))) }
-            });
-            self.shared.lock().asking = None;
-        }
-        // Another task may have read the body meanwhile.
-        self.progress.get()?.as_deref()
-    }
 }
 
 #[cfg(test)]

@@ -54,6 +54,19 @@ impl Plain {
         Self { status, headers, body: PlainBody::Passthrough(Mutex::new(Some(body))) }
     }
 
+    /// Returns true if a status shows that no tool ran. A server error may follow a run, or replace
+    /// its result.
+    pub fn shows_nothing_ran(status: StatusCode) -> bool {
+        let is_failure = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
+        !status.is_success() && !is_failure
+    }
+
+    /// Returns true if a status means that the response to the request arrives elsewhere, unless
+    /// the body has it.
+    pub fn is_without_response(status: StatusCode) -> bool {
+        matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT)
+    }
+
     /// Returns the complete body, or `None` if it was not kept.
     pub fn kept_body(&self) -> Option<&Bytes> {
         match &self.body {

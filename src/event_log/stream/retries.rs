@@ -41,6 +41,18 @@ pub struct Retries<'a> {
     pub(super) registrations: &'a Mutex<Vec<Registration<Stream>>>,
 }
 
+impl Stream {
+    /// Returns the retries of the call.
+    pub fn retries(&self) -> Retries<'_> {
+        Retries {
+            shared: &self.shared,
+            upstream: &self.upstream,
+            body_fingerprint: self.body_fingerprint.as_deref(),
+            registrations: &self.registrations,
+        }
+    }
+}
+
 impl Retries<'_> {
     /// Returns the fingerprint of the POST body, if a retry may name the call by a key.
     pub fn body_fingerprint(&self) -> Option<Fingerprint> {
@@ -120,6 +132,16 @@ impl Retries<'_> {
         // Most streams have one.
         entries.reserve_exact(1);
         entries.push(registration);
+    }
+
+    /// Returns the fingerprint by which a retry without a key finds the stream, if one does. `None`
+    /// where request IDs are free.
+    pub(in crate::event_log) fn unkeyed_call(&self) -> Option<Fingerprint> {
+        if self.body_fingerprint.is_some() {
+            return None;
+        }
+        let entries = sync::lock(self.registrations);
+        entries.first().filter(|entry| !entry.has_free_id()).map(Registration::call)
     }
 
     /// Removes the stream from the retry index.

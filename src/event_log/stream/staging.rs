@@ -23,6 +23,8 @@ impl Stream {
         // A call that has ended writes no progress any more.
         let is_running = self.with_machine(|machine| machine.lifecycle().ending().is_none());
         let progress = if is_running { self.progress().map(CallProgress::record) } else { None };
+        let is_shared = self.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
+        let call = if is_running && !is_shared { self.retries().unkeyed_call() } else { None };
         About {
             owner,
             epoch,
@@ -36,6 +38,7 @@ impl Stream {
             secret: self.handles().secret().cloned(),
             progress,
             trace: self.trace.span().map(|span| span.record(self.trace.name())),
+            call: call.map(|call| call.to_wire()),
         }
     }
 
@@ -86,11 +89,11 @@ impl Stream {
     }
 
     /// Accepts a persisted batch: its events may be read. Returns the next batch to persist.
-    pub(in crate::event_log) fn accept(&self, persisted: &Persisted) -> Advanced<()> {
+    pub(in crate::event_log) fn accept(&self, persisted: Persisted) -> Advanced<()> {
         let has_events = !persisted.batch.is_empty();
         let mut inner = self.shared.lock();
         if has_events {
-            inner.accept(&persisted.batch, self.shared.bounds, clock::now());
+            inner.accept(persisted.batch, self.shared.bounds, clock::now());
         }
         let staged = self.stage(&mut inner);
         let needs_eviction = inner.needs_eviction();

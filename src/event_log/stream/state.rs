@@ -197,6 +197,11 @@ impl Inner {
         if let Some(reader) = self.reader.take() {
             reader.wake();
         }
+        self.wake_watchers();
+    }
+
+    /// Wakes the tasks that are not the reader.
+    pub(in crate::event_log) fn wake_watchers(&mut self) {
         for watcher in self.watchers.drain(..) {
             watcher.wake();
         }
@@ -215,9 +220,9 @@ impl Inner {
 
     /// Appends a batch that the store has accepted. If the quota is full, an eviction comes first;
     /// see [`Self::needs_eviction`].
-    pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
+    pub(in crate::event_log) fn accept(&mut self, batch: Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
-        let appended = self.tail.append(self.epoch, after, batch);
+        let appended = self.tail.append_owned(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.lifecycle_mut().handle_stored(now);
         self.reservation.set_server_requests(self.machine.requests_len());

@@ -17,12 +17,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::StatusCode;
 
+use crate::event_log::backing::StoreProgress;
 use crate::event_log::backing::fingerprint::Fingerprint;
-use crate::event_log::backing::{Backing, StoreProgress};
-use crate::event_log::identity::Identity;
-use crate::event_log::identity::binding::Binding;
-use crate::event_log::quota::{EvictionQueue, Quota, Reservation, TailLimits};
+use crate::event_log::quota::{EvictionQueue, Quota, Reservation};
 use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::context::StreamContext;
 use crate::event_log::stream::delivery_certainty::{Delivered, DeliveryCertainty};
 use crate::event_log::stream::finished_call::FinishedCall;
 use crate::event_log::stream::partial_results::Slices;
@@ -30,6 +29,7 @@ use crate::event_log::stream::response_head::{Head, Plain};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
+use crate::identity::Binding;
 use crate::otel::CallSpan;
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::Failure;
@@ -441,14 +441,9 @@ impl Stub {
     }
 
     /// Rebuilds the stream, and moves the state there.
-    pub(in crate::event_log) fn restore(
-        &mut self,
-        identity: Arc<Identity>,
-        bounds: TailLimits,
-        backing: Option<Arc<Backing>>,
-    ) -> Stream {
+    pub(in crate::event_log) fn restore(&mut self, context: &StreamContext) -> Stream {
         let End { era, retention, tail, .. } = self.end;
-        let is_shared = backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
+        let is_shared = context.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
         let lacks_events = self.is_proven();
         let spec = Spec {
             // The machine of the stub has its own.
@@ -459,10 +454,11 @@ impl Stub {
             should_poll: self.should_poll,
             body_fingerprint: None,
             slicing: None,
+            get_calls: None,
             span: None,
         };
         let reservation = self.quota().reserve_stream(0);
-        let mut stream = Stream::new(self.id, identity, bounds, backing, spec, reservation, self.created);
+        let mut stream = Stream::new(self.id, context, spec, reservation, self.created);
         stream.origin.made_by = self.origin;
         if self.is_sent {
             stream.upstream.set_sent();
@@ -500,6 +496,21 @@ impl Stub {
             inner.queued = self.queued.take();
         }
         stream
+    }
+}
+
+impl Stream {
+    /// Returns the entry if the record of the stream's session is to have it before the stream,
+    /// which has this `end`, becomes a stub; `None` if it has it already, or if no search by
+    /// session needs the stub.
+    pub(in crate::event_log) fn unlisted_call(&self, end: &End) -> Option<&Arc<FinishedCall>> {
+        let is_searched =
+            self.binding().session.is_some() && (end.has_server_requests || self.handles().secret().is_some());
+        if !is_searched {
+            return None;
+        }
+        let call = self.finished_call();
+        if call.is_listed() { None } else { Some(call) }
     }
 }
 

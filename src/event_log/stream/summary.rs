@@ -2,8 +2,9 @@
 //! the text of a task's progress.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::event_log::stream::{Stream, task};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
@@ -56,4 +57,35 @@ pub struct TaskSummary {
     pub status: Status,
     /// Text of its last progress, or `None` if there was none.
     pub text: Option<String>,
+}
+
+impl Stream {
+    /// Returns a summary for the operator.
+    pub fn summary(&self, now: Instant) -> Summary {
+        let legacy_task = self.legacy_view().map(|view| (view.status, view.text));
+        let inner = self.shared.lock();
+        let machine = &inner.machine;
+        let is_task = machine.policy().is_task;
+        Summary {
+            id: self.shared.id,
+            kind: if is_task { StreamKind::Task } else { machine.policy().kind },
+            era: machine.policy().era,
+            name: self.trace.name.get().cloned(),
+            connections: machine.reader().connections(),
+            task: legacy_task
+                .or_else(|| if is_task { task::summarize(&inner) } else { None })
+                .map(|(status, text)| TaskSummary { status, text }),
+            failure: machine.lifecycle().failure().map(|failure| failure.code),
+            phase: machine.lifecycle().phase(),
+            is_answered: machine.lifecycle().is_answered(),
+            awaits_input: (machine.server_requests().has_outstanding() && !machine.lifecycle().is_sealed())
+                || machine.task().is_some_and(|task| task.state().awaits_client()),
+            is_attached: machine.reader().is_attached(),
+            age: now.saturating_duration_since(self.created),
+            reader_for: now.saturating_duration_since(machine.reader().since()),
+            events: machine.numbering().tail().0,
+            kept_events: inner.tail.len(),
+            kept_bytes: inner.tail.byte_len(),
+        }
+    }
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::clock;
+use crate::event_log::backing::StoreProgress;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::stream::state::{Inner, Shared};
-use crate::event_log::stream::summary::TaskSummary;
 use crate::protocol::headers::Lines;
 use crate::protocol::sse;
 use crate::protocol::stream::{OwedResponse, TaskChange};
@@ -43,6 +43,11 @@ impl Drop for Holding {
 }
 
 impl Stream {
+    /// Returns the stream as a task's.
+    pub fn as_task(&self) -> Task<'_> {
+        Task(&self.shared)
+    }
+
     /// Counts one more poll of this task that is held, until the returned value is dropped. Returns
     /// `None` if `most` are held.
     pub fn hold_poll(self: &Arc<Self>, most: u32) -> Option<Holding> {
@@ -56,6 +61,13 @@ impl Stream {
 pub struct Task<'a>(pub(super) &'a Shared);
 
 impl Task<'_> {
+    /// Returns whether the store has the record of the task, or memory is the store.
+    pub fn is_recorded(&self) -> bool {
+        let is_current =
+            |progress: &StoreProgress| progress.is_created && !progress.is_behind && !progress.is_memory_only;
+        self.0.lock().store_progress.as_deref().is_none_or(is_current)
+    }
+
     /// Reads the task for its client. Returns `None` if nothing of its state is left.
     pub fn poll(&self) -> Option<TaskReading> {
         self.0.change(|machine, now| machine.handle_task_request(now).handle_poll(now));
@@ -136,8 +148,8 @@ impl Task<'_> {
     }
 }
 
-/// Reads the state of the task for the operator, without its requests.
-pub(super) fn summarize(inner: &Inner) -> Option<TaskSummary> {
+/// Reads the status and the text of the task for the operator, without its requests.
+pub(super) fn summarize(inner: &Inner) -> Option<(Status, Option<String>)> {
     let read;
     let record = match inner.machine.task() {
         Some(task) => task.state().record(),
@@ -147,7 +159,7 @@ pub(super) fn summarize(inner: &Inner) -> Option<TaskSummary> {
         }
     };
     let status = if inner.machine.lifecycle().is_sealed() { outcome(inner)?.into() } else { record.open_status() };
-    Some(TaskSummary { status, text: record.text().map(str::to_owned) })
+    Some((status, record.text().map(str::to_owned)))
 }
 
 fn read_record(inner: &Inner) -> Option<Record> {

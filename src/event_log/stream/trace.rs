@@ -1,12 +1,9 @@
-//! Spans of a stream: its call and its deliveries. Absent: the export (`otel`), and spans of
-//! requests to the server (`upstream`).
-
-use std::sync::{Arc, OnceLock};
+//! Ends of the spans of a stream: its call and its deliveries. Absent: the export (`otel`), and
+//! spans of requests to the server (`upstream`).
 
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
-use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
-use crate::protocol::call_name::CallName;
+use crate::otel::{CallEnd, Span, SpanKind};
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::stream::{Machine, Outcome, Phase};
 use crate::protocol::trace::TraceContext;
@@ -19,35 +16,6 @@ pub struct DeliverySpan {
     span: Span,
     /// Position at which the connection began.
     after: Seq,
-}
-
-/// Name and span of a call.
-pub struct CallTrace {
-    /// Boxed, because a prompt JSON response needs no name.
-    pub(super) name: OnceLock<Arc<CallName>>,
-    /// Span of the call, or `None` if the call is not traced.
-    pub(super) span: Option<Arc<CallSpan>>,
-}
-
-impl CallTrace {
-    pub(super) fn new(span: Option<Arc<CallSpan>>) -> Self {
-        Self { name: OnceLock::new(), span }
-    }
-
-    /// Names the call by `name`, unless it has a name.
-    pub fn set_name(&self, name: impl FnOnce() -> CallName) {
-        self.name.get_or_init(|| Arc::new(name()));
-    }
-
-    /// Returns the name of the call, or `None` if it has no name yet.
-    pub fn name(&self) -> Option<&CallName> {
-        self.name.get().map(|name| &**name)
-    }
-
-    /// Returns the span of the call, or `None` if the call is not traced.
-    pub fn span(&self) -> Option<&Arc<CallSpan>> {
-        self.span.as_ref()
-    }
 }
 
 impl Stream {

@@ -26,23 +26,23 @@ async fn a_claim_whose_reply_was_lost_leaves_no_record_behind() {
     let [one, two] = [1, 2].map(|owner| log_of(Owner(owner), Arc::new(store.as_of(Owner(owner)))));
     let call = key();
     store.set_deaf(true);
-    assert!(one.claim(&call, claim(), false).await.is_err());
+    assert!(one.claims().claim(&call, claim(), false).await.is_err());
     // Later calls of the store are refused, but the claim was not.
     tokio::time::sleep(RETENTION / 4).await;
     store.set_deaf(false);
-    let ClaimOutcome::Existing(run, _) = two.claim(&call, claim(), false).await.unwrap() else {
+    let ClaimOutcome::Existing(run, _) = two.claims().claim(&call, claim(), false).await.unwrap() else {
         panic!("the store has it")
     };
-    assert!(one.has_released_claim(run.stream));
-    let lookup = async |run| one.lookup_retry(&call.to_wire(), Some(run), &body().to_wire()).await;
+    assert!(one.claims().has_released(run.stream));
+    let lookup = async |run| one.claims().lookup_retry(&call.to_wire(), Some(run), &body().to_wire()).await;
     assert_eq!(lookup(run.stream).await, RepeatedCall::Another, "it never ran");
     let other = StreamId::from_bytes([1; 12]);
     assert_eq!(lookup(other).await, RepeatedCall::Nothing, "no replica knows that one");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let claimed = two.claim(&call, claim(), false).await.unwrap();
+    let claimed = two.claims().claim(&call, claim(), false).await.unwrap();
     assert!(matches!(claimed, ClaimOutcome::Claimed(_)), "{claimed:?}");
     tokio::time::sleep(RETENTION).await;
-    assert!(!one.has_released_claim(run.stream), "nothing of it is kept");
+    assert!(!one.claims().has_released(run.stream), "nothing of it is kept");
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +51,7 @@ async fn a_claim_that_is_left_stays_and_a_dropped_one_is_removed() {
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = key();
     for is_left in [false, true] {
-        let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
+        let ClaimOutcome::Claimed(hold) = log.claims().claim(&call, claim(), false).await.unwrap() else {
             panic!("no replica has it")
         };
         if is_left {
@@ -66,10 +66,10 @@ async fn a_claim_that_is_left_stays_and_a_dropped_one_is_removed() {
 /// Claims and registers a call that `log` runs.
 pub(super) async fn run(log: &EventLog) -> (Fingerprint, Arc<Stream>) {
     let call = key();
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
+    let ClaimOutcome::Claimed(hold) = log.claims().claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
-    let reservation = log.admit(&quota(log, 0), 0).unwrap();
+    let reservation = log.admit(quota(log, 0).reserve(0), 0).unwrap();
     let policy = Policy { has_idempotency_key: true, ..spec().policy };
     let spec = Spec { body_fingerprint: Some(body()), policy, ..spec() };
     let stream = log.create_as(hold.stream(), spec, reservation);
@@ -85,15 +85,15 @@ async fn a_response_that_the_store_refused_is_written_later() {
     let log = log_of(Owner(1), store.clone());
     let (_, stream) = run(&log).await;
     store.set_away(true);
-    log.store_response(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
+    log.kept_responses().store(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
     tokio::time::sleep(RETENTION / 4).await;
     store.set_away(false);
-    assert!(log.stored_response(stream.id()).await.unwrap().is_none());
+    assert!(log.kept_responses().find(stream.id()).await.unwrap().is_none());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let kept = log.stored_response(stream.id()).await.unwrap();
+    let kept = log.kept_responses().find(stream.id()).await.unwrap();
     assert!(matches!(kept, Some(RepeatedCall::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
     tokio::time::sleep(RETENTION * 3 / 4 + Duration::from_secs(2)).await;
-    assert!(log.stored_response(stream.id()).await.unwrap().is_none(), "and no longer than any other");
+    assert!(log.kept_responses().find(stream.id()).await.unwrap().is_none(), "and no longer than any other");
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,7 +111,7 @@ async fn a_claim_outlives_the_process_and_ends_with_the_call() {
         drop(stream);
         tokio::task::yield_now().await;
         let after = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-        let claimed = after.claim(&call, claim(), false).await.unwrap();
+        let claimed = after.claims().claim(&call, claim(), false).await.unwrap();
         assert_eq!(matches!(claimed, ClaimOutcome::Claimed(_)), ends, "{claimed:?}");
     }
 }
@@ -123,14 +123,14 @@ async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
     let (call, stream) = run(&log).await;
     let keeping = tokio::spawn({
         let log = log.clone();
-        async move { log.keep_claims().await }
+        async move { log.claims().keep().await }
     });
     tokio::time::sleep(RETENTION * 5).await;
-    let claimed = log.claim(&call, claim(), true).await.unwrap();
+    let claimed = log.claims().claim(&call, claim(), true).await.unwrap();
     assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if run.body == body()), "{claimed:?}");
     keeping.abort();
     tokio::time::sleep(RETENTION * 5).await;
-    assert!(matches!(log.claim(&call, claim(), true).await.unwrap(), ClaimOutcome::Unclaimed));
+    assert!(matches!(log.claims().claim(&call, claim(), true).await.unwrap(), ClaimOutcome::Unclaimed));
     drop(stream);
 }
 
@@ -139,14 +139,14 @@ async fn a_removal_that_the_store_refused_is_made_later() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = key();
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
+    let ClaimOutcome::Claimed(hold) = log.claims().claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
     let run = hold.stream();
     store.set_away(true);
     drop(hold);
     tokio::time::sleep(RETENTION / 4).await;
-    assert!(log.has_released_claim(run), "it is not forgotten before it is removed");
+    assert!(log.claims().has_released(run), "it is not forgotten before it is removed");
     assert_eq!(store.records().len(), 1);
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -158,7 +158,7 @@ async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = key();
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
+    let ClaimOutcome::Claimed(hold) = log.claims().claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
     let run = hold.stream();
@@ -171,9 +171,9 @@ async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(store.records().len(), 0);
     store.claim(&key, &value, RETENTION).wait().await.unwrap();
-    assert!(log.has_released_claim(run), "until it can be there no more");
+    assert!(log.claims().has_released(run), "until it can be there no more");
     tokio::time::sleep(RETENTION / 2).await;
-    assert_eq!((store.records().len(), log.has_released_claim(run)), (0, false));
+    assert_eq!((store.records().len(), log.claims().has_released(run)), (0, false));
 }
 
 /// Runs the call to its end, and notes a likely delivery.
@@ -184,7 +184,7 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
     finish(log, stream, &writer);
     writer.seal().await;
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
+    log.retention().note_delivered(stream.clone(), DeliveryCertainty::Likely);
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,7 +199,7 @@ async fn an_evicted_call_is_found_in_the_store_by_its_key() {
     assert!(log.evict_for(&much).is_err());
     assert_eq!((log.len(), log.retry_index().len()), (0, 0), "its last user is still here");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let claimed = log.claim(&call, claim(), true).await.unwrap();
+    let claimed = log.claims().claim(&call, claim(), true).await.unwrap();
     let expected = |run: ClaimRecord| (run.stream, run.body) == (id, body());
     assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if expected(run)), "{claimed:?}");
 }
@@ -210,10 +210,10 @@ async fn a_response_counts_in_the_quota_while_it_waits_for_the_store() {
     let log = log_of(Owner(1), store.clone());
     let (_, stream) = run(&log).await;
     let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));
-    log.store_response(&stream, &failed).await;
+    log.kept_responses().store(&stream, &failed).await;
     let before = quota(&log, 0).bytes();
     store.set_away(true);
-    log.store_response(&stream, &failed).await;
+    log.kept_responses().store(&stream, &failed).await;
     assert!(quota(&log, 0).bytes() > before, "it waits");
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -221,7 +221,7 @@ async fn a_response_counts_in_the_quota_while_it_waits_for_the_store() {
     store.set_away(true);
     // More of them than are written at a time.
     for _ in 0..100 {
-        log.store_response(&stream, &failed).await;
+        log.kept_responses().store(&stream, &failed).await;
     }
     assert!(quota(&log, 0).bytes() > before);
     tokio::time::sleep(RETENTION + Duration::from_secs(1)).await;

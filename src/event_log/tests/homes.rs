@@ -5,8 +5,7 @@ use super::*;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
 
-/// Time after which a replica may count others as gone, with the intervals at which leases are
-/// read.
+/// Time until a replica may count others as gone, with the intervals between reads of leases.
 const KNOWS: Duration = Duration::from_secs(21);
 const KEEP: Duration = Duration::from_secs(3600);
 
@@ -34,7 +33,7 @@ impl Keeping {
     async fn of(store: &TestStore, owner: u32) -> Self {
         let replica = Replica::of(store, owner).await;
         let log = replica.log.clone();
-        let keeping = tokio::spawn(async move { log.keep_handshakes().await });
+        let keeping = tokio::spawn(async move { log.homes().keep_saved().await });
         settle().await;
         Self { replica, keeping }
     }
@@ -46,7 +45,7 @@ impl Keeping {
     async fn open(&self) -> Arc<Handshake> {
         let handshake = handshake();
         self.log().sessions().handshakes().record(session(), handshake.clone());
-        assert_eq!(self.log().save_handshake(&session()).await, Saved::Ok);
+        assert_eq!(self.log().homes().save(&session()).await, Saved::Ok);
         handshake
     }
 
@@ -57,11 +56,11 @@ impl Keeping {
 
     /// Describes the home of the session as this replica finds it.
     async fn home(&self) -> String {
-        describe(self.log().session_home(&session()).await.unwrap())
+        describe(self.log().homes().find(&session()).await.unwrap())
     }
 
     async fn take_over(&self, principal: Principal) -> String {
-        describe(self.log().take_over_session(&session(), &principal).await.unwrap())
+        describe(self.log().homes().take_over(&session(), &principal).await.unwrap())
     }
 }
 
@@ -91,7 +90,7 @@ async fn a_record_has_all_that_a_later_handshake_repeats() {
     one.kill();
     tokio::time::sleep(KNOWS).await;
     assert_eq!(two.home().await, "gone 1");
-    let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+    let Ok(Home::Here(restored)) = two.log().homes().take_over(&session(), &caller()).await else {
         panic!("no other replica takes it over")
     };
     assert_eq!(restored.params, handshake.params);
@@ -123,11 +122,11 @@ async fn a_change_that_is_being_written_at_the_end_is_written() {
             one.keeping.abort();
             settle().await;
         }
-        one.log().flush_handshakes().await;
+        one.log().homes().flush().await;
         store.set_slow(false);
         one.kill();
         tokio::time::sleep(KNOWS).await;
-        let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+        let Ok(Home::Here(restored)) = two.log().homes().take_over(&session(), &caller()).await else {
             panic!("no other replica takes it over")
         };
         assert!(restored.is_initialized(), "aborted: {is_aborted}");
@@ -165,10 +164,10 @@ async fn a_home_that_others_counted_as_gone_finds_that_out_with_its_next_lease()
     one.kill();
     tokio::time::sleep(KNOWS).await;
     assert_eq!(two.take_over(caller()).await, "here true");
-    assert_eq!(one.log().save_handshake(&session()).await, Saved::Displaced(Owner(2)));
+    assert_eq!(one.log().homes().save(&session()).await, Saved::Displaced(Owner(2)));
     assert!(record.is_over());
     assert_eq!(two.home().await, "here true");
-    // Its process goes on.
+    // Its process continues.
     let back = Keeping::of(&store, 1).await;
     assert_eq!(back.home().await, "elsewhere 2");
 }
@@ -193,12 +192,12 @@ async fn changes_that_the_store_did_not_take_are_written_later() {
     store.set_away(true);
     record.note_log_level("debug");
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(one.log().session_home(&session()).await.is_ok(), "it knows its own");
+    assert!(one.log().homes().find(&session()).await.is_ok(), "it knows its own");
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(2)).await;
     one.kill();
     tokio::time::sleep(2 * KNOWS).await;
-    let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+    let Ok(Home::Here(restored)) = two.log().homes().take_over(&session(), &caller()).await else {
         panic!("its home is gone")
     };
     assert_eq!(restored.log_level().as_deref(), Some("debug"));
@@ -251,14 +250,14 @@ async fn a_session_that_ended_at_its_new_home_is_not_revived_by_the_old_one() {
     tokio::time::sleep(2 * KNOWS).await;
     assert_eq!(two.take_over(caller()).await, "here true");
     two.log().sessions().handshakes().forget(&session());
-    assert_eq!(two.log().save_handshake(&session()).await, Saved::Ended);
+    assert_eq!(two.log().homes().save(&session()).await, Saved::Ended);
     record.note_log_level("debug");
-    assert_eq!(one.log().save_handshake(&session()).await, Saved::Ended);
+    assert_eq!(one.log().homes().save(&session()).await, Saved::Ended);
     assert_eq!((one.home().await, two.home().await), ("unknown".to_owned(), "unknown".to_owned()));
     assert!(record.is_over());
     // The server may give the name again.
     let _new = one.open().await;
-    assert_eq!(one.log().save_handshake(&session()).await, Saved::Ok);
+    assert_eq!(one.log().homes().save(&session()).await, Saved::Ok);
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,14 +272,14 @@ async fn the_home_of_most_takeovers_is_the_home_however_often_the_other_has_open
         let name = SessionId::parse(&format!("n{number}"));
         assert!(one.log().sessions().handshakes().rename(&session(), &record, name.clone(), name.as_ref()));
     }
-    assert_eq!(one.log().save_handshake(&session()).await, Saved::Displaced(Owner(2)));
+    assert_eq!(one.log().homes().save(&session()).await, Saved::Displaced(Owner(2)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn servers_that_give_the_same_names_are_noticed_once_while_both_replicas_live() {
     let store = TestStore::default();
     let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
-    let has_warned = |replica: &Keeping| replica.log().sessions().handshakes().has_warned_of_names();
+    let has_warned = |replica: &Keeping| replica.log().homes().has_warned_of_names.load(Ordering::Relaxed);
     let _first = one.open().await;
     // As after a restart of its server.
     let _again = one.open().await;

@@ -89,7 +89,7 @@ fn an_event_that_goes_while_an_older_reader_is_given_it_cuts_that_reader_off() {
 #[test]
 fn a_stream_that_never_pauses_stays_within_its_bounds_and_cuts_off_a_reader_that_is_too_slow() {
     let log = log_with(None);
-    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
+    let reservation = log.admit(quota(&log, 0).reserve(0), 0).unwrap();
     let policy = Policy { can_pause: false, ..spec().policy };
     let stream = log.create(Spec { policy, ids: Vec::new(), ..spec() }, reservation);
     let writer = log.writer(&stream);
@@ -102,7 +102,7 @@ fn a_stream_that_never_pauses_stays_within_its_bounds_and_cuts_off_a_reader_that
     }
     assert!(stream.summary(clock::now()).kept_bytes <= 1 << 20);
     assert_eq!(read_pieces(&mut client), Poll::Ready(ReadOutcome::Cut));
-    // The client resumes, and is told of the gap.
+    // The client resumes, and learns of the gap.
     let mut back = Client::attach(&stream, Seq(0));
     assert!(matches!(read_pieces(&mut back), Poll::Ready(ReadOutcome::Trimmed(_))));
 }
@@ -151,7 +151,7 @@ fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
     let names = |id: &str| Names { id: RequestId::Number(id.into()), progress: None };
     let sameness = CallDigest::of(b"{}", "m").unwrap();
     let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names("1") };
-    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
+    let reservation = log.admit(quota(&log, 0).reserve(0), 0).unwrap();
     let stream = log.create(Spec { slicing: Some(slicing), ..spec() }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));

@@ -54,7 +54,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         released: Arc::default(),
         metrics: metrics.clone(),
     });
-    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
+    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing, None)
 }
 
 /// Returns the writer's next deadline, and whether it may read the upstream. No effect may be due.
@@ -84,7 +84,14 @@ fn limited_log_of(owner: Owner, store: Arc<TestStore>, allowance: QuotaLimits) -
         metrics: metrics.clone(),
     };
     let identity = Identity { owner, epoch: StoreEpoch(1), keys };
-    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance, metrics, Some(backing))
+    EventLog::new(
+        identity,
+        TailLimits { max_bytes: 1 << 20, max_events: 10_000 },
+        allowance,
+        metrics,
+        Some(backing),
+        None,
+    )
 }
 
 /// Limits above what unrelated tests hold.
@@ -108,7 +115,7 @@ fn quota(log: &EventLog, caller: u8) -> Arc<Quota> {
 
 /// Creates a stream of a caller.
 fn create(log: &EventLog, caller: u8) -> Arc<Stream> {
-    let reservation = log.admit(&quota(log, caller), 0).unwrap();
+    let reservation = log.admit(quota(log, caller).reserve(0), 0).unwrap();
     log.create(spec(), reservation)
 }
 
@@ -127,6 +134,7 @@ fn spec() -> Spec {
         era: Era::Legacy,
         max_wait: Some(Duration::from_secs(600)),
         modern_grace: None,
+        unprimed_grace: Duration::ZERO,
         has_idempotency_key: false,
         retention: RETENTION,
         call_timeout: None,
@@ -140,8 +148,10 @@ fn spec() -> Spec {
         should_resume_hard_cuts: false,
         should_refuse_requests: false,
         should_answer_pings: true,
+        is_tool_call: false,
         should_announce_cancel: true,
         is_task: false,
+        counts_breaks: false,
         legacy_task: None,
     };
     Spec {
@@ -152,6 +162,7 @@ fn spec() -> Spec {
         should_poll: false,
         body_fingerprint: None,
         slicing: None,
+        get_calls: None,
         span: None,
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The upstream sends this many messages at once, or the writer goes on if it waits for the
+    /// The upstream sends this many messages at once, or the writer continues if it waits for the
     /// store.
     Write(usize),
     /// The store accepts what it was sent.

@@ -1,4 +1,5 @@
-//! Full quotas: what is evicted, in which order, from which principal, and what never is.
+//! Full quotas: the evicted streams, their order and their principals, and the streams that are
+//! never evicted.
 
 use super::slow::Slow;
 use super::*;
@@ -19,7 +20,7 @@ pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
     change(&mut tight);
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
-    EventLog::new(identity, bounds, tight, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
+    EventLog::new(identity, bounds, tight, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None, None)
 }
 
 /// Creates a stream of a caller whose upstream has begun to respond.
@@ -70,7 +71,7 @@ fn deliver(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
     let mut client = Client::attach(stream, Seq(0));
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(client);
-    log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
+    log.retention().note_delivered(stream.clone(), DeliveryCertainty::Likely);
 }
 
 pub(super) fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
@@ -78,7 +79,7 @@ pub(super) fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
         machine.handle_message(b"message", RESPONSE.as_bytes(), now);
         machine.handle_upstream_end(Ending::Clean, now);
     }));
-    log.retain(stream);
+    log.retention().retain(stream);
 }
 
 pub(super) fn is_kept(log: &EventLog, stream: &Stream) -> bool {
@@ -106,7 +107,7 @@ async fn held_bytes_are_counted_and_released() {
         assert_eq!(mine.detached(), 1);
         finish(&log, &stream, &writer);
         assert_eq!(mine.detached(), 0, "it is over");
-        log.forget(&stream);
+        log.retention().forget(&stream);
     }
     assert_eq!((mine.streams(), mine.detached(), mine.bytes()), (0, 0, 0));
     assert_eq!(log.streams.quotas.global().metrics.held_bytes(), 0);
@@ -243,7 +244,7 @@ async fn a_pause_ends_when_another_stream_of_the_quota_frees_memory() {
     let (deadline, _) = schedule(&writer);
     assert!(deadline.unwrap() - clock::now() < Duration::from_secs(1), "it looks again soon");
     drop(other_writer);
-    log.forget(&other);
+    log.retention().forget(&other);
     drop(other);
     ready(writer.update(|_, _| ()));
     assert!(!is_paused(&writer));
@@ -273,7 +274,7 @@ async fn the_responses_for_a_client_that_takes_no_stream_are_not_evicted() {
     let spec = spec();
     let policy = Policy { can_pause: false, should_refuse_requests: true, ..spec.policy };
     let ids = vec![RequestId::Number("1".into()), RequestId::Number("2".into())];
-    let reservation = log.admit(&quota(&log, 1), 0).unwrap();
+    let reservation = log.admit(quota(&log, 1).reserve(0), 0).unwrap();
     let stream = log.create(Spec { policy, ids, is_batch: true, ..spec }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
@@ -322,7 +323,7 @@ async fn a_full_quota_is_exceeded_by_one_large_event_until_its_client_has_it() {
     assert!(begins_large_event(&read[1].1));
     ends_large_event(&read[1].1);
 
-    // A client that reads nothing keeps the overrun for a while, and one that leaves releases it.
+    // A client that reads nothing keeps the overrun for a while. A client that leaves releases it.
     assert!(!begins_large_event(&read[2].1));
     tokio::time::advance(Duration::from_millis(4900)).await;
     assert!(!begins_large_event(&read[2].1));
@@ -376,7 +377,7 @@ fn stubs_are_evicted_for_concurrent_calls_of_one_caller() {
                     finish(&log, &stream, &writer);
                     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
                     drop(writer);
-                    log.note_delivered(stream, DeliveryCertainty::Proven);
+                    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
                 }
             });
         }
@@ -389,7 +390,7 @@ async fn the_excess_of_one_caller_does_not_affect_another() {
     let (_, hog) = open_of(&log, 1);
     write(&hog, 45_000);
     assert!(is_paused(&hog));
-    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::ShareFull));
+    assert_eq!(log.admit(quota(&log, 1).reserve(0), 0).err(), Some(ErrorCode::ShareFull));
     let (stream, writer) = open_of(&log, 2);
     let mut client = Client::attach(&stream, Seq(0));
     write(&writer, 25_000);
@@ -414,7 +415,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
     assert!(!is_paused(&running), "that was room enough");
     write(&running, 60_000);
     assert!(is_paused(&running));
-    assert_eq!(log.admit(&quota(&log, 2), 0).err(), Some(ErrorCode::ProxyFull));
+    assert_eq!(log.admit(quota(&log, 2).reserve(0), 0).err(), Some(ErrorCode::ProxyFull));
     // A principal that holds little has the reserve.
     let (stream, small) = open_of(&log, 3);
     write(&small, 3000);
@@ -429,12 +430,12 @@ async fn calls_beyond_the_limit_are_refused_until_one_ends() {
     let log = tight(|allowance| allowance.max_streams = 2);
     let (first, first_writer) = open_of(&log, 1);
     let (_second, _writer) = open_of(&log, 1);
-    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::TooManyStreams));
+    assert_eq!(log.admit(quota(&log, 1).reserve(0), 0).err(), Some(ErrorCode::TooManyStreams));
     assert_eq!(quota(&log, 1).streams(), 2, "a refusal takes no place");
-    assert!(log.admit(&quota(&log, 2), 0).is_ok());
+    assert!(log.admit(quota(&log, 2).reserve(0), 0).is_ok());
     finish(&log, &first, &first_writer);
     assert!(is_kept(&log, &first), "it counts no more, and stays");
-    let reservation = log.admit(&quota(&log, 1), 0).unwrap();
+    let reservation = log.admit(quota(&log, 1).reserve(0), 0).unwrap();
     assert_eq!(quota(&log, 1).streams(), 2);
     drop(reservation);
 }
@@ -466,7 +467,7 @@ async fn a_standalone_stream_is_no_call() {
     let kept: Vec<_> = (0..3).map(|_| standalone_of(&log, 1)).collect();
     assert_eq!((mine.streams(), mine.detached()), (0, 0));
     let (_stream, _writer) = open_of(&log, 1);
-    assert_eq!(log.admit(&mine, 0).err(), Some(ErrorCode::TooManyDetached));
+    assert_eq!(log.admit(mine.reserve(0), 0).err(), Some(ErrorCode::TooManyDetached));
     assert!(log.admit_standalone(&mine, 0).is_ok(), "calls do not keep it out either");
     drop(kept);
 }
@@ -476,10 +477,10 @@ async fn detached_calls_refuse_new_ones_until_a_client_resumes() {
     let log = tight(|allowance| allowance.max_detached = 2);
     let (stream, _writer) = open_of(&log, 1);
     let (_other, _other_writer) = open_of(&log, 1);
-    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::TooManyDetached));
-    assert!(log.admit(&quota(&log, 2), 0).is_ok());
+    assert_eq!(log.admit(quota(&log, 1).reserve(0), 0).err(), Some(ErrorCode::TooManyDetached));
+    assert!(log.admit(quota(&log, 2).reserve(0), 0).is_ok());
     let _client = Client::attach(&stream, Seq(0));
-    assert!(log.admit(&quota(&log, 1), 0).is_ok());
+    assert!(log.admit(quota(&log, 1).reserve(0), 0).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -577,7 +578,7 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
     let small = QuotaLimits { max_bytes: 40_000, max_bytes_total: 1 << 24, ..allowance() };
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
-    EventLog::new(identity, bounds, small, metrics, Some(backing))
+    EventLog::new(identity, bounds, small, metrics, Some(backing), None)
 }
 
 #[tokio::test(start_paused = true)]
@@ -703,10 +704,10 @@ async fn streams_after_a_graceful_close_are_evicted_whole_and_after_the_delivere
         write(&writer, 1000);
     }
     assert!(!is_paused(&writer));
-    // Once it is delivered it is one of the others.
+    // Once it is delivered, it is evicted like the others.
     let (known, known_writer) = open_of(&log, 1);
     leave_gracefully(&log, &known, &known_writer, 10_000);
-    log.note_delivered(known.clone(), DeliveryCertainty::Likely);
+    log.retention().note_delivered(known.clone(), DeliveryCertainty::Likely);
     let (later, later_writer) = open_of(&log, 1);
     leave_gracefully(&log, &later, &later_writer, 10_000);
     while is_kept(&log, &known) {
@@ -727,7 +728,7 @@ fn end_proven(log: &EventLog, stream: Arc<Stream>) {
     finish(log, &stream, &writer);
     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(writer);
-    log.note_delivered(stream, DeliveryCertainty::Proven);
+    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
 }
 
 #[test]
@@ -746,8 +747,8 @@ fn a_full_process_evicts_for_a_few_calls_at_a_time() {
     assert!((10..=64).contains(&most), "{most} went at once");
 }
 
-/// All evictable streams can be in the hands of threads that are about to end their calls, so that
-/// a call is refused now and then.
+/// Threads that are about to end their calls can hold all evictable streams. So a call is refused
+/// now and then.
 #[test]
 fn a_full_process_admits_nearly_all_concurrent_calls() {
     const CALLS: usize = 500;
@@ -760,7 +761,7 @@ fn a_full_process_admits_nearly_all_concurrent_calls() {
         let admit = move |caller| {
             let quota = quota(log, caller);
             for tries in 0..10_000 {
-                match log.admit(&quota, 0) {
+                match log.admit(quota.reserve(0), 0) {
                     Ok(reservation) => return log.create(spec(), reservation),
                     Err(code) => assert_eq!(code, ErrorCode::ProxyFull),
                 }

@@ -55,7 +55,7 @@ fn a_piece_stays_within_its_budget_and_its_buffer_does_not_grow() {
 
 #[test]
 fn a_reader_in_the_middle_of_its_replay_gets_live_events_once() {
-    /// Limit that one of the events fits, and two do not.
+    /// Limit with room for one event, and not for two.
     const ONE_EVENT: usize = 256;
     let log = log_with(None);
     let (stream, writer) = open(&log);

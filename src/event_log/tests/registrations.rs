@@ -1,4 +1,4 @@
-//! Registrations of replicas for sessions, by which each finds the others.
+//! Registrations of replicas for sessions: by these, each replica finds the others.
 
 use super::replicas::{LEASE, Replica, settle};
 use super::*;
@@ -14,17 +14,17 @@ fn opened() -> Opened {
         version: ProtocolVersion::DEFAULT,
         logging: false,
         declared: Default::default(),
-        has_no_beats: false,
+        rules: Default::default(),
         has_tasks: false,
         initialize_id: None,
     }
 }
 
-/// Records the session as one that was opened at `replica`.
+/// Records that the session was opened at `replica`.
 async fn open_at(replica: &Replica) {
     let (id, principal) = (session_id(), binding().principal);
     replica.log.sessions().record(id.clone(), principal, opened());
-    replica.log.save_opened_session(&id, &principal, &opened()).await;
+    replica.log.stored_sessions().save_opened(&id, &principal, &opened()).await;
 }
 
 /// Returns a store, and a replica that has opened the session.
@@ -44,7 +44,7 @@ async fn use_at(replica: &Replica) -> bool {
 /// Uses the session at `replica` as another caller.
 async fn use_as(replica: &Replica, principal: Principal) -> bool {
     let session = replica.log.sessions().find_or_record(&session_id(), &principal);
-    session.begin_registration() && replica.log.register_session(&session_id(), &session).await
+    session.begin_registration() && replica.log.stored_sessions().register(&session_id(), &session).await
 }
 
 /// Returns the other replicas that `replica` finds registered for the session.
@@ -57,7 +57,7 @@ async fn others_at(replica: &Replica) -> Vec<Owner> {
 /// Renews the registrations of `replica`, until aborted.
 fn keep_registrations(replica: &Replica) -> tokio::task::JoinHandle<()> {
     let log = replica.log.clone();
-    tokio::spawn(async move { log.keep_registrations().await })
+    tokio::spawn(async move { log.stored_sessions().keep_registrations().await })
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +144,7 @@ async fn a_replica_renews_its_registrations_for_as_long_as_it_knows_the_sessions
     tokio::time::sleep(Duration::from_secs(25 * 3600)).await;
     assert_eq!(others_at(&three).await, [Owner(1), Owner(2)]);
     let (id, principal) = (session_id(), binding().principal);
-    assert!(three.log.load_session(&id, &principal).await.unwrap().is_some(), "the record is renewed too");
+    assert!(three.log.stored_sessions().load(&id, &principal).await.unwrap().is_some(), "the record is renewed too");
     two.log.sessions().remove(&id, &principal);
     tokio::time::sleep(Duration::from_secs(11 * 60)).await;
     assert_eq!(others_at(&three).await, [Owner(1)]);
@@ -175,7 +175,7 @@ async fn a_replica_whose_lease_expires_again_and_again_renews_its_registrations_
     for number in 0..5 {
         let id = SessionId::parse(&format!("s{number}")).unwrap();
         one.log.sessions().record(id.clone(), binding().principal, opened());
-        one.log.save_opened_session(&id, &binding().principal, &opened()).await;
+        one.log.stored_sessions().save_opened(&id, &binding().principal, &opened()).await;
     }
     store.set_slow_joins(true);
     // Five renewals take longer than the interval between two leases.
@@ -185,7 +185,7 @@ async fn a_replica_whose_lease_expires_again_and_again_renews_its_registrations_
     }
     assert_eq!(store.joins_peak(), 1);
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let term = one.log.backing.as_ref().and_then(|backing| backing.term()).expect("a lease");
+    let term = one.log.context.backing.as_ref().and_then(|backing| backing.term()).expect("a lease");
     assert!(one.log.sessions().due_registrations(term).is_empty(), "all are renewed in the last lease");
     keeping.abort();
 }
@@ -208,10 +208,10 @@ async fn a_session_that_ends_during_its_renewal_leaves_nothing_in_the_store() {
     let keeping = keep_registrations(&one);
     let (id, principal) = (session_id(), binding().principal);
     begin_renewal(&store).await;
-    assert!(one.log.forget_session(&id, &principal).await.is_some());
+    assert!(one.log.stored_sessions().forget(&id, &principal).await.is_some());
     tokio::time::sleep(Duration::from_secs(2)).await;
     settle().await;
-    assert!(two.log.load_session(&id, &principal).await.unwrap().is_none());
+    assert!(two.log.stored_sessions().load(&id, &principal).await.unwrap().is_none());
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(others_at(&two).await, [], "its registration expires soon as well");
     keeping.abort();
@@ -224,13 +224,13 @@ async fn a_session_that_is_opened_again_during_its_renewal_has_its_new_record_in
     let keeping = keep_registrations(&one);
     let (id, principal) = (session_id(), binding().principal);
     begin_renewal(&store).await;
-    one.log.forget_session(&id, &principal).await;
+    one.log.stored_sessions().forget(&id, &principal).await;
     let again = Opened { logging: true, ..opened() };
     one.log.sessions().record(id.clone(), principal, again.clone());
-    one.log.save_opened_session(&id, &principal, &again).await;
+    one.log.stored_sessions().save_opened(&id, &principal, &again).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     settle().await;
-    assert!(two.log.load_session(&id, &principal).await.unwrap().expect("a record").logs());
+    assert!(two.log.stored_sessions().load(&id, &principal).await.unwrap().expect("a record").logs());
     keeping.abort();
 }
 
@@ -248,6 +248,6 @@ async fn a_session_whose_record_is_evicted_during_its_renewal_stays_in_the_store
     assert!(one.log.sessions().find(&id, &principal).is_none());
     tokio::time::sleep(Duration::from_secs(2)).await;
     settle().await;
-    assert!(two.log.load_session(&id, &principal).await.unwrap().is_some());
+    assert!(two.log.stored_sessions().load(&id, &principal).await.unwrap().is_some());
     keeping.abort();
 }

@@ -45,7 +45,7 @@ impl Replica {
 
     /// Resumes at this replica with an event ID.
     async fn resume(&self, id: &EventId) -> Client {
-        self.log.restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
+        self.log.restoration().restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
         stream.resume(Resume::ByCursor, Some(cursor));
         Client::attach(&stream, cursor)
@@ -100,9 +100,9 @@ async fn a_client_that_resumes_before_the_follower_has_its_event_waits_for_it() 
     writer.update(says(&note(1))).await;
     // The event is in the store, and unknown here: no task of this replica has run since.
     let id = event_id(&stream, 2);
-    assert!(two.log.may_be_ahead(&two.log.verify(&id).expect("an id of ours")).is_some());
+    assert!(two.log.restoration().may_be_ahead(&two.log.verify(&id).expect("an id of ours")).is_some());
     let mut client = two.resume(&id).await;
-    assert_eq!(two.log.may_be_ahead(&two.log.verify(&id).expect("an id of ours")), None);
+    assert_eq!(two.log.restoration().may_be_ahead(&two.log.verify(&id).expect("an id of ours")), None);
     writer.update(says(&note(2))).await;
     settle().await;
     assert!(client.read_all().is_pending());
@@ -110,9 +110,10 @@ async fn a_client_that_resumes_before_the_follower_has_its_event_waits_for_it() 
     // An event that no replica has stored is not awaited.
     let began = crate::clock::now();
     let ahead = event_id(&stream, 9);
-    two.log.restore(&two.log.verify(&ahead).expect("an id of ours")).await.unwrap();
+    two.log.restoration().restore(&two.log.verify(&ahead).expect("an id of ours")).await.unwrap();
     assert!(
-        two.log.may_be_ahead(&two.log.verify(&ahead).expect("an id of ours")).is_some() && crate::clock::now() == began
+        two.log.restoration().may_be_ahead(&two.log.verify(&ahead).expect("an id of ours")).is_some()
+            && crate::clock::now() == began
     );
 }
 
@@ -122,12 +123,12 @@ async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     writer.update(says(&note(0))).await;
-    two.log.adopt(stream.id()).await.unwrap();
+    two.log.adoption().adopt(stream.id()).await.unwrap();
     writer.update(says(&note(1))).await;
     assert!(stream.replica().has_moved());
     // As when its response begins, and when its call ends.
     one.log.publish_once(&stream);
-    one.log.retain(&stream);
+    one.log.retention().retain(&stream);
     let mut client = one.resume(&event_id(&stream, 0)).await;
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(client.text().contains(&ErrorCode::OwnerDied.json_rpc().to_string()));
@@ -247,10 +248,10 @@ async fn a_replica_that_was_cut_off_keeps_the_streams_that_no_client_requested_e
     tokio::time::sleep(LEASE * 3).await;
     settle().await;
     assert!(!is_sealed(&store, &asked).await, "no client has asked for it");
-    // A client that asks has the end at once, and its hang-up changes nothing.
+    // A client that resumes has the end at once, and its disconnect changes nothing.
     let id = event_id(&asked, 0);
     let verified = two.log.verify(&id).expect("an id of ours");
-    let mut asking = ByHand::new(two.log.restore(&verified));
+    let mut asking = ByHand::new(two.log.restoration().restore(&verified));
     let _ = asking.poll();
     drop(asking);
     settle().await;
@@ -261,7 +262,7 @@ async fn a_replica_that_was_cut_off_keeps_the_streams_that_no_client_requested_e
     // The lease is renewed, as after the repair of a network.
     one.store.renew(LEASE).wait().await.unwrap();
     tokio::time::sleep(LEASE / 2).await;
-    one.log.drop_taken_over().await.unwrap();
+    one.log.adoption().drop_taken_over().await.unwrap();
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
     writer.seal().await;
@@ -297,7 +298,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
         let mut batch = Batch::starting_at(Seq(1));
         events.iter().take(brought_back).for_each(|(_, event)| batch.push_encoded(event));
         assert_eq!(one.store.append(stream.id(), epoch, Seq(0), &batch, None).wait().await.unwrap(), Appended::Ok);
-        two.log.adopt(stream.id()).await.unwrap();
+        two.log.adoption().adopt(stream.id()).await.unwrap();
         settle().await;
         let is_whole = brought_back == 3;
         match client.read_all() {
@@ -341,16 +342,17 @@ async fn a_client_that_read_an_adopted_end_finds_it_also_at_the_old_writer() {
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
     writer.seal().await;
-    one.log.retain(&stream);
-    // The store comes back as it was before the first event, and the replica is declared dead.
+    one.log.retention().retain(&stream);
+    // The store returns with its contents from before the first event, and the replica is declared
+    // dead.
     one.store.create(stream.id(), &stream.about().encode(), Seq(0), LEASE).wait().await.unwrap();
-    two.log.adopt(stream.id()).await.unwrap();
+    two.log.adoption().adopt(stream.id()).await.unwrap();
     let (text, _) = read_again(&two.log, &event_id(&stream, 0)).await;
     assert!(text.contains("-32011") && text.contains(".1.adopted\n"), "{text}");
     let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
     let id = EventId::parse(id.as_bytes()).expect("an id of ours");
     for replica in [&two, &one] {
-        replica.log.restore(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
+        replica.log.restoration().restore(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) =
             replica.log.find(replica.log.verify(&id).as_ref(), &binding()).expect("it is in the store");
         assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), CursorPlace::AtEnd);
@@ -386,7 +388,7 @@ async fn a_replica_that_wakes_leaves_the_streams_that_others_have_adopted() {
     writer.update(says(&note(0))).await;
     let mut client = Client::attach(&stream, Seq(1));
     assert!(client.read_all().is_pending());
-    two.log.adopt(stream.id()).await.unwrap();
+    two.log.adoption().adopt(stream.id()).await.unwrap();
     // The next renewal shows that the lease had expired.
     one.store.release().wait().await.unwrap();
     tokio::time::sleep(LEASE).await;
@@ -402,7 +404,7 @@ fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
     let log = Arc::new(log_of(Owner(1), Arc::new(TestStore::default().as_of(Owner(1)))));
     let (stream, _writer) = open(&log);
     log.publish_once(&stream);
-    let mut told = ByHand::new(log.wait_for_displaced_readers());
+    let mut told = ByHand::new(log.remote_readers().wait_for_displaced());
     let _first = Client::attach(&stream, Seq(0));
     let _second = Client::attach(&stream, Seq(0));
     assert!(told.poll().is_pending());
@@ -416,16 +418,16 @@ fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
         returned: false,
         touches: 0,
     };
-    assert_eq!(log.note_reader(&elsewhere), []);
+    assert_eq!(log.remote_readers().note_report(&elsewhere), []);
     assert!(told.poll().is_pending());
     let _third = Client::attach(&stream, Seq(0));
     assert!(told.poll().is_ready());
-    assert_eq!(log.displaced_readers(), [(Owner(2), stream.id(), attach)]);
+    assert_eq!(log.remote_readers().take_displaced(), [(Owner(2), stream.id(), attach)]);
 }
 
 /// Returns the number of streams that the replica has adopted.
 fn adopted(log: &EventLog) -> u64 {
-    log.backing.as_ref().expect("a store").metrics.adopted()
+    log.context.backing.as_ref().expect("a store").metrics.adopted()
 }
 
 #[test]
@@ -442,9 +444,9 @@ fn a_stream_that_two_replicas_adopt_is_counted_by_the_one_that_ends_it() {
         if has_appended {
             slow.let_one_through();
         }
-        let mut adopting = ByHand::new(two.adopt(stream.id()));
+        let mut adopting = ByHand::new(two.adoption().adopt(stream.id()));
         assert!(adopting.poll().is_pending());
-        ready(three.adopt(stream.id())).unwrap();
+        ready(three.adoption().adopt(stream.id())).unwrap();
         drop(held);
         slow.open();
         assert!(matches!(adopting.poll(), Poll::Ready(Ok(()))));
@@ -463,7 +465,7 @@ fn of_two_concurrent_adoptions_the_last_one_ends_the_stream() {
     let slow = [2, 3].map(|owner| Slow::before(store.as_of(Owner(owner))));
     let logs = slow.clone().map(|slow| Arc::new(log_with(Some(slow))));
     let held = slow.clone().map(|slow| slow.hold_loads());
-    let mut adopting = logs.each_ref().map(|log| ByHand::new(log.adopt(stream.id())));
+    let mut adopting = logs.each_ref().map(|log| ByHand::new(log.adoption().adopt(stream.id())));
     assert!(adopting.iter_mut().all(|adopting| adopting.poll().is_pending()));
     drop(held);
     // Both look before either writes.
@@ -487,7 +489,7 @@ async fn an_adopted_stream_is_ended_when_the_store_is_reachable_again() {
     let two = Arc::new(log_with(Some(slow.clone())));
     slow.open();
     slow.set_broken(true);
-    assert!(two.adopt(stream.id()).await.is_err());
+    assert!(two.adoption().adopt(stream.id()).await.is_err());
     tokio::time::sleep(LEASE).await;
     assert_eq!(adopted(&two), 0);
     slow.set_broken(false);
@@ -554,7 +556,7 @@ async fn an_adopted_stream_with_a_stored_result_ends_with_it_however_old_its_sta
     let epoch = store.load(stream.id()).wait().await.unwrap().expect("it is there").epoch;
     assert_eq!(one.store.append(stream.id(), epoch, Seq(1), &batch, None).wait().await.unwrap(), Appended::Ok);
     one.kill();
-    two.log.adopt(stream.id()).await.unwrap();
+    two.log.adoption().adopt(stream.id()).await.unwrap();
     let stored = store.load(stream.id()).wait().await.unwrap().expect("it is there");
     assert_eq!((stored.sealed, stored.tail), (true, Seq(4)), "nothing follows the result");
     let (text, outcome) = read_again(&two.log, &event_id(&stream, 1)).await;
@@ -681,10 +683,10 @@ async fn finished(replica: &Replica) -> (EventId, String) {
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
     writer.seal().await;
-    replica.log.retain(&stream);
+    replica.log.retention().retain(&stream);
     let (id, text) = (event_id(&stream, 0), [wire(&stream, 1, &note(0)), wire(&stream, 2, RESPONSE)].concat());
     drop(writer);
-    replica.log.release(stream);
+    replica.log.retention().release(stream);
     (id, text)
 }
 
@@ -694,14 +696,14 @@ fn stubs(replica: &Replica) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn the_stubs_of_finished_calls_are_rewritten_after_a_data_loss() {
-    for rewrite in [EventLog::rewrite_all, EventLog::verify_and_rewrite] {
+    for rewrite in [Resync::rewrite_all, Resync::verify_and_rewrite] {
         let store = TestStore::default();
         let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
         let calls = [finished(&one).await, finished(&one).await];
         assert_eq!(stubs(&one), 2);
         one.kill();
         store.lose();
-        rewrite(&one.log);
+        rewrite(one.log.resync());
         settle().await;
         assert_eq!(stubs(&one), 2, "they are stubs again");
         for (id, text) in &calls {
@@ -722,7 +724,7 @@ async fn a_stub_serves_its_clients_while_the_store_is_unreachable() {
         assert_eq!((client.read_all(), client.text()), (Poll::Ready(ReadOutcome::Ended), &*text));
         let stream = client.attachment.stream().clone();
         drop(client);
-        one.log.release(stream);
+        one.log.retention().release(stream);
         assert_eq!(stubs(&one), 1);
     }
 }
@@ -739,15 +741,15 @@ async fn the_claim_of_a_stub_is_rewritten_after_a_data_loss() {
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
     writer.seal().await;
-    one.log.retain(&stream);
+    one.log.retention().retain(&stream);
     drop(writer);
-    one.log.release(stream);
+    one.log.retention().release(stream);
     let is_claimed =
-        async || matches!(one.log.claim(&call, claims::claim(), true).await, Ok(ClaimOutcome::Existing(..)));
+        async || matches!(one.log.claims().claim(&call, claims::claim(), true).await, Ok(ClaimOutcome::Existing(..)));
     assert!(stubs(&one) == 1 && is_claimed().await);
     store.lose();
     assert!(!is_claimed().await);
-    one.log.rewrite_all();
+    one.log.resync().rewrite_all();
     settle().await;
     assert!(stubs(&one) == 1 && is_claimed().await);
     one.log.find_call(&call).expect("it is kept").retries().forget();

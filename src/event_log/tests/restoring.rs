@@ -1,4 +1,4 @@
-//! Streams of a dead process, and of one that writes while another reads.
+//! Streams of a dead process, and of a process that writes while another reads.
 
 use super::*;
 use crate::event_log::backing::schema::About;
@@ -25,7 +25,7 @@ pub(super) fn ended() -> impl FnOnce(&mut Machine, std::time::Instant) {
 
 /// Resumes at `log` with this id; returns the events and the outcome of the read.
 pub(super) async fn read_again(log: &Arc<EventLog>, id: &EventId) -> (String, Poll<ReadOutcome>) {
-    log.restore(&log.verify(id).expect("an id of ours")).await.unwrap();
+    log.restoration().restore(&log.verify(id).expect("an id of ours")).await.unwrap();
     let (stream, cursor) = log.find(log.verify(id).as_ref(), &binding()).expect("it is in the store");
     let mut client = Client::attach(&stream, cursor);
     let outcome = client.read_all();
@@ -68,7 +68,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
     let first = wire(&stream, 1, &note(0));
 
     let after = process(&store);
-    assert_eq!(after.recover().await.unwrap(), 1);
+    assert_eq!(after.adoption().recover().await.unwrap(), 1);
     let (text, outcome) = read_again(&after, &id).await;
     assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
     let error = text.strip_prefix(&first).expect("what was logged is there");
@@ -79,7 +79,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
     let failure = restored.with_machine(|machine| machine.lifecycle().failure()).map(|failure| failure.code);
     assert_eq!(failure, Some(ErrorCode::OwnerDied));
-    assert_eq!(after.recover().await.unwrap(), 0, "once");
+    assert_eq!(after.adoption().recover().await.unwrap(), 0, "once");
 
     // The old owner wakes: it can write nothing any more.
     let mut client = Client::attach(&stream, Seq(1));
@@ -100,7 +100,7 @@ async fn a_stream_that_owed_nothing_any_more_is_completed() {
     let whole = wire(&stream, 1, RESPONSE);
 
     let after = process(&store);
-    after.recover().await.unwrap();
+    after.adoption().recover().await.unwrap();
     assert_eq!(read_again(&after, &id).await, (whole, Poll::Ready(ReadOutcome::Ended)));
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
     let phase = restored.with_machine(|machine| machine.lifecycle().phase());
@@ -119,7 +119,7 @@ async fn a_question_that_was_answered_is_not_asked_again_after_a_restart() {
     let id = event_id(&stream, 0);
 
     let after = process(&store);
-    after.recover().await.unwrap();
+    after.adoption().recover().await.unwrap();
     let (text, _) = read_again(&after, &id).await;
     assert!(!text.contains("sampling/createMessage") && text.contains("-32011"), "{text}");
 }

@@ -12,7 +12,7 @@ fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
         machine.handle_message(b"message", RESPONSE.as_bytes(), now);
         machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now);
     }));
-    log.retain(&stream);
+    log.retention().retain(&stream);
     let id = cursor_of(&stream, Seq(0));
     (stream, id)
 }
@@ -33,7 +33,7 @@ pub(super) async fn settle() {
 
 pub(super) fn sweeping(log: &Arc<EventLog>) -> tokio::task::JoinHandle<()> {
     let log = log.clone();
-    tokio::spawn(async move { log.sweep().await })
+    tokio::spawn(async move { log.retention().sweep().await })
 }
 
 const TICK: Duration = Duration::from_millis(2);

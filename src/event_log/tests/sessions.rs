@@ -50,6 +50,44 @@ fn a_session_that_was_used_again_outlives_older_ones() {
     assert!(!is_known(&log, "made-up-6") && !is_known(&log, "made-up-8"));
 }
 
+/// Opens a session of this caller.
+fn open_of(sessions: &Sessions, text: &str, caller: u8) {
+    let opened = Opened {
+        version: ProtocolVersion::parse("2025-11-25").unwrap(),
+        logging: false,
+        declared: Declared::default(),
+        rules: Default::default(),
+        has_tasks: false,
+        initialize_id: None,
+    };
+    sessions.record(name(text), Principal::Known([caller; 16]), opened);
+}
+
+#[test]
+fn a_caller_that_opens_sessions_without_end_loses_its_own_records() {
+    const MOST: usize = 8;
+    let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
+    let sessions = Sessions::new(metrics, MOST);
+    let is_there = |text: &str, caller: u8| sessions.find(&name(text), &Principal::Known([caller; 16])).is_some();
+    for caller in 1..=3 {
+        open_of(&sessions, "early", caller);
+    }
+    for n in 0..100 {
+        open_of(&sessions, &format!("many-{n}"), 9);
+        assert!(sessions.len() <= MOST);
+    }
+    assert!((1..=3).all(|caller| is_there("early", caller)));
+    assert!(is_there("many-99", 9) && is_there("many-95", 9) && !is_there("many-94", 9));
+    // Another caller with few records takes the place of the oldest one.
+    open_of(&sessions, "late", 4);
+    assert!(is_there("late", 4) && sessions.len() <= MOST);
+    // One caller alone has all the room.
+    for n in 0..100 {
+        open_of(&sessions, &format!("others-{n}"), (n % 50) as u8 + 10);
+    }
+    assert!(sessions.len() <= MOST && is_there("others-99", 59));
+}
+
 #[test]
 fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
     let log = log_with(None);
@@ -61,7 +99,7 @@ fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
             version: version.clone(),
             logging: true,
             declared: Declared::default(),
-            has_no_beats: false,
+            rules: Default::default(),
             has_tasks: false,
             initialize_id: None,
         },
@@ -100,7 +138,7 @@ fn opened() -> Opened {
         version,
         logging: true,
         declared: Declared::default(),
-        has_no_beats: false,
+        rules: Default::default(),
         has_tasks: false,
         initialize_id: None,
     }
@@ -114,7 +152,7 @@ fn log_for(sessions: usize) -> EventLog {
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
     let allowance = QuotaLimits { max_sessions: sessions, ..allowance() };
-    EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
+    EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None, None)
 }
 
 #[tokio::test(start_paused = true)]

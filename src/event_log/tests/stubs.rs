@@ -1,5 +1,5 @@
-//! Calls that are over and proven to be delivered: the size of their stubs, their retention, and
-//! that they refuse no caller.
+//! Calls that have ended and are proven to be delivered: the size of their stubs, their retention,
+//! and that no caller is refused because of them.
 
 use super::quotas::{finish, is_kept, open_of, tight, write};
 use super::retention::{cursor_of, settle, sweeping};
@@ -32,7 +32,7 @@ fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
 fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     let stream = ended(log, caller, notes);
     let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();
-    log.note_delivered(stream, DeliveryCertainty::Proven);
+    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
     ids
 }
 
@@ -117,7 +117,7 @@ async fn a_stub_has_the_name_of_its_call_and_the_number_of_its_connections() {
     stream.trace().set_name(|| CallName { method: "tools/call".into(), tool: Some("slow".into()) });
     let id = cursor_of(&stream, Seq(0));
     let name = stream.trace().name().cloned();
-    log.note_delivered(stream, DeliveryCertainty::Proven);
+    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!((stubs(&log), name.as_ref().and_then(|name| name.tool.as_deref())), (1, Some("slow")));
     let told = |log: &EventLog| {
         let summary = log.summaries().pop().expect("it is listed");
@@ -148,9 +148,9 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     (0..10).for_each(|n| ready(writer.update(says(&note(n)))));
     ready(writer.update(says(&text)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
-    log.retain(&stream);
+    log.retention().retain(&stream);
     drop(writer);
-    log.note_delivered(stream, DeliveryCertainty::Proven);
+    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
     // A boxed stub, the id of its session, its entry in a map that has just grown, and its entries
@@ -175,7 +175,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
     assert!(quota(&log, 1).bytes() <= 100_000);
     // A delivery without a proof does not either.
     for _ in 0..2000 {
-        log.note_delivered(ended(&log, 1, 1), DeliveryCertainty::Likely);
+        log.retention().note_delivered(ended(&log, 1, 1), DeliveryCertainty::Likely);
     }
     assert!(quota(&log, 1).bytes() <= 100_000);
 }
@@ -184,7 +184,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
 async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first() {
     let log = tight(|allowance| allowance.max_bytes = 60_000);
     let likely = ended(&log, 1, 10);
-    log.note_delivered(likely.clone(), DeliveryCertainty::Likely);
+    log.retention().note_delivered(likely.clone(), DeliveryCertainty::Likely);
     let mut ids = Vec::new();
     for _ in 0..20 {
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -216,8 +216,8 @@ async fn a_stream_that_a_stub_could_not_serve_stays_whole() {
     let (open, open_writer) = open_of(&log, 0);
     let ids = [&read, &open].map(|stream| stream.id());
     for stream in [read, open] {
-        log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
-        log.release(stream);
+        log.retention().note_delivered(stream.clone(), DeliveryCertainty::Likely);
+        log.retention().release(stream);
     }
     assert!(ids.iter().all(|id| log.streams.get(*id).is_some()));
     assert_eq!(stubs(&log), 0);
@@ -231,7 +231,7 @@ fn resumed(log: &EventLog, id: &EventId) -> String {
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     let text = back.text().to_owned();
     drop(back);
-    log.release(stream);
+    log.retention().release(stream);
     text
 }
 
@@ -244,7 +244,7 @@ async fn a_call_that_is_over_is_a_stub_with_all_events_until_its_delivery_is_pro
     let whole = { Client::attach(&stream, Seq(0)) };
     let handle = stream.handle().as_str().to_owned();
     drop(whole);
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!(stubs(&log), 1);
     for _ in 0..3 {
         let text = resumed(&log, &ids[0]);
@@ -257,8 +257,8 @@ async fn a_call_that_is_over_is_a_stub_with_all_events_until_its_delivery_is_pro
     }
     assert_eq!(resumed(&log, &ids[3]).matches("\n\n").count(), 1);
     let before = quota(&log, 0).bytes();
-    log.note_proven(id);
-    log.note_proven(id);
+    log.retention().note_proven(id);
+    log.retention().note_proven(id);
     assert!(quota(&log, 0).bytes() < before);
     assert_eq!(place(&log, &ids[2]), Some(CursorPlace::Lost));
     assert_eq!(resumed(&log, &ids[3]).matches("\n\n").count(), 1);
@@ -270,7 +270,7 @@ async fn a_stub_is_kept_for_its_retention_from_its_last_reader_on() {
     let sweeper = sweeping(&log);
     let stream = ended(&log, 0, 1);
     let id = cursor_of(&stream, Seq(0));
-    log.release(stream);
+    log.retention().release(stream);
     settle().await;
     tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
     settle().await;
@@ -313,19 +313,19 @@ async fn a_retry_finds_the_stub_of_an_undelivered_call_with_its_head() {
     finish(&log, &stream, &writer);
     drop(writer);
     let id = stream.id();
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!(stubs(&log), 1);
     for _ in 0..2 {
         let again = repeated(&log, call).expect("it was not delivered");
         assert_eq!(again.id(), id);
         let Head::Stream(status, head) = again.head_now() else { panic!("the head is the upstream's") };
         assert_eq!((status, &*head), (http::StatusCode::ACCEPTED, &headers));
-        log.release(again);
+        log.retention().release(again);
         assert_eq!(stubs(&log), 1);
     }
     // Once it is delivered the same POST is a new call.
     let again = repeated(&log, call).expect("it was not delivered");
-    log.note_delivered(again, DeliveryCertainty::Likely);
+    log.retention().note_delivered(again, DeliveryCertainty::Likely);
     assert_eq!((stubs(&log), log.retry_index().len()), (1, 0));
     assert!(repeated(&log, call).is_none());
     settle().await;
@@ -350,7 +350,7 @@ async fn a_stub_leaves_the_retry_index_with_its_retention() {
     let writer = log.writer(&stream);
     finish(&log, &stream, &writer);
     drop(writer);
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!((stubs(&log), log.retry_index().len()), (1, 1));
     settle().await;
     tokio::time::advance(RETENTION + Duration::from_secs(1)).await;
@@ -364,11 +364,11 @@ async fn a_drain_waits_for_the_client_of_a_stub() {
     let log = log_with(None);
     let patience = Duration::from_secs(3);
     let stream = ended(&log, 0, 1);
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!((stubs(&log), log.unfetched(patience)), (1, 1));
     tokio::time::advance(patience).await;
     assert_eq!(log.unfetched(patience), 0);
-    log.note_delivered(ended(&log, 0, 1), DeliveryCertainty::Likely);
+    log.retention().note_delivered(ended(&log, 0, 1), DeliveryCertainty::Likely);
     assert_eq!((stubs(&log), log.unfetched(patience)), (2, 0));
 }
 
@@ -389,7 +389,7 @@ fn no_two_streams_stand_for_one_call_while_it_is_released_and_found() {
     finish(&log, &stream, &writer);
     drop(writer);
     let id = cursor_of(&stream, Seq(0));
-    log.release(stream);
+    log.retention().release(stream);
     let reduced = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for user in 0..USERS {
@@ -409,7 +409,7 @@ fn no_two_streams_stand_for_one_call_while_it_is_released_and_found() {
                         outcome => assert!(matches!(outcome, Poll::Ready(ReadOutcome::TakenOver(_))), "{outcome:?}"),
                     }
                     drop(client);
-                    log.release(stream);
+                    log.retention().release(stream);
                     reduced.fetch_add(stubs(log), Ordering::Relaxed);
                 }
             });
@@ -427,11 +427,11 @@ async fn a_large_response_moves_into_its_stub() {
     ready(writer.update(says(&note(1))));
     ready(writer.update(says(&large)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
-    log.retain(&stream);
+    log.retention().retain(&stream);
     let before = cursor_of(&stream, Seq(1));
     drop(writer);
     let held = quota(&log, 0).bytes();
-    log.note_delivered(stream, DeliveryCertainty::Proven);
+    log.retention().note_delivered(stream, DeliveryCertainty::Proven);
     assert!(quota(&log, 0).bytes() < held, "it is in one place");
     let (stream, cursor) = log.find(log.verify(&before).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);
@@ -442,7 +442,7 @@ async fn a_large_response_moves_into_its_stub() {
 /// A running call in a session.
 fn stream_in_session(log: &EventLog, session: &Arc<Session>) -> (Arc<Stream>, Writer) {
     let binding = Binding { session: Some(session.id().clone()), ..binding() };
-    let reservation = log.admit(&quota(log, 0), 0).unwrap();
+    let reservation = log.admit(quota(log, 0).reserve(0), 0).unwrap();
     let stream = log.create(Spec { binding, ..spec() }, reservation);
     session.add_stream(&stream);
     let writer = log.writer(&stream);
@@ -458,7 +458,7 @@ fn stub_in_session(log: &EventLog, session: &Arc<Session>, before: impl FnOnce(&
     finish(log, &stream, &writer);
     drop(writer);
     let id = stream.id();
-    log.release(stream);
+    log.retention().release(stream);
     assert!(log.streams.entries.get(&id).is_some_and(|known| known.stub().is_some()), "it is a stub");
     id
 }
@@ -475,10 +475,13 @@ async fn a_deleted_session_revokes_the_token_of_a_stub() {
     stub_in_session(&log, &session, |stream, _| token = stream.handles().resume_token());
     let token = ResumeToken::parse(&token).unwrap();
     let handle = log.verify(token.handle());
-    let finds = || log.find_by_token(&token, handle.as_ref(), &binding()).map(|stream| log.release(stream)).is_some();
+    let finds = || {
+        let found = log.find_by(StreamName::Token(&token, handle.as_ref()), &binding());
+        found.map(|(stream, _)| log.retention().release(stream)).is_some()
+    };
     assert!(finds() && finds());
     assert_eq!((stubs(&log), session.streams().len()), (1, 0));
-    log.expire_finished(&session).await;
+    log.retention().expire_finished(&session).await;
     assert_eq!(stubs(&log), 1);
     assert!(!finds());
 }
@@ -490,17 +493,17 @@ async fn a_call_that_ends_while_its_session_is_deleted_stays_a_stream_until_its_
     let (stream, writer) = stream_in_session(&log, &session);
     let token = ResumeToken::parse(&stream.handles().resume_token()).unwrap();
     let handle = log.verify(token.handle());
-    let removed = log.forget_session(session.id(), &binding().principal).await.unwrap();
+    let removed = log.stored_sessions().forget(session.id(), &binding().principal).await.unwrap();
     finish(&log, &stream, &writer);
     drop(writer);
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!((stubs(&log), removed.streams().len()), (0, 1), "the record finds it");
     for stream in removed.streams() {
         stream.expire(ErrorCode::Abandoned);
-        log.release(stream);
+        log.retention().release(stream);
     }
     assert_eq!(stubs(&log), 1);
-    assert!(log.find_by_token(&token, handle.as_ref(), &binding()).is_none());
+    assert!(log.find_by(StreamName::Token(&token, handle.as_ref()), &binding()).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -521,12 +524,12 @@ async fn a_client_response_finds_the_stub_whose_server_has_asked() {
     assert_eq!((stubs(&log), session.streams().len()), (2, 0));
     let respond = |text: &str| {
         let messages = [Message::Response { id: Some(id(text)), is_error: false }];
-        let asking = log.asking_streams(session.id(), &session, &messages);
+        let asking = log.retention().asking_streams(session.id(), &session, &messages);
         Sessions::match_client_response(&asking, &id(text)).0
     };
-    let unanswered = || log.unanswered_requests(session.id(), &[binding().principal]);
+    let unanswered = || log.retention().unanswered_requests(session.id(), &[binding().principal]);
     assert_eq!(unanswered(), [id("waiting")]);
-    let read = log.concerned_streams(
+    let read = log.retention().concerned_streams(
         session.id(),
         &session,
         &[Message::Response { id: Some(id("answered")), is_error: false }],
@@ -551,7 +554,7 @@ async fn a_stream_that_was_a_stub_counts_the_requests_of_its_server_and_its_slic
     let sameness = CallDigest::of(b"{}", "m").unwrap();
     let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names(0) };
     for (asks, slices) in [(200, 0), (0, 20)] {
-        let reservation = log.admit(&quota(&log, 0), 0).unwrap();
+        let reservation = log.admit(quota(&log, 0).reserve(0), 0).unwrap();
         let stream = log.create(Spec { slicing: Some(slicing.clone()), ..spec() }, reservation);
         let writer = log.writer(&stream);
         ready(writer.update(|machine, _| machine.handle_stream_head()));
@@ -563,13 +566,13 @@ async fn a_stream_that_was_a_stub_counts_the_requests_of_its_server_and_its_slic
         finish(&log, &stream, &writer);
         drop(writer);
         let id = stream.id();
-        log.release(stream);
+        log.retention().release(stream);
         assert_eq!(stubs(&log), 1);
         let before = quota(&log, 0).bytes();
-        let (stream, _) = log.expand_briefly(id).unwrap();
+        let (stream, _) = log.retention().expand_briefly(id).unwrap();
         let whole = quota(&log, 0).bytes();
         assert!(whole > before, "{whole} bytes, and {before} as a stub");
-        log.release(stream);
+        log.retention().release(stream);
         assert_eq!(quota(&log, 0).bytes(), before);
         log.streams.entries.remove(&id);
         assert_eq!(quota(&log, 0).bytes(), 0);
@@ -583,9 +586,9 @@ async fn a_session_lists_a_stub_once_and_as_long_as_it_lives() {
     let session = session_of(&log);
     let id = stub_in_session(&log, &session, |stream, _| drop(stream.handles().resume_token()));
     for _ in 0..3 {
-        let (stream, _) = log.expand_briefly(id).unwrap();
+        let (stream, _) = log.retention().expand_briefly(id).unwrap();
         session.join_stream(&stream);
-        log.release(stream);
+        log.retention().release(stream);
     }
     assert_eq!(session.finished(), [id]);
     settle().await;
@@ -611,10 +614,10 @@ async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven()
     let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);
     let body = bytes::Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#);
     writer.set_head(Head::Plain(Arc::new(Plain::kept(http::StatusCode::OK, headers.clone(), body.clone()))));
-    log.retain(&stream);
+    log.retention().retain(&stream);
     drop(writer);
     let id = stream.id();
-    log.release(stream);
+    log.retention().release(stream);
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 1536, "{} bytes", quota(&log, 0).bytes());
     for _ in 0..2 {
@@ -622,10 +625,10 @@ async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven()
         let Head::Plain(plain) = again.head_now() else { panic!("the response passed through") };
         assert_eq!((plain.status, &plain.headers, plain.kept_body()), (http::StatusCode::OK, &headers, Some(&body)));
         assert_eq!(again.with_machine(|machine| machine.lifecycle().phase()), Phase::Passed);
-        log.note_delivered(again, DeliveryCertainty::Doubtful);
+        log.retention().note_delivered(again, DeliveryCertainty::Doubtful);
         assert_eq!(stubs(&log), 1, "a retry may still match it");
     }
-    log.note_proven(id);
+    log.retention().note_proven(id);
     assert!(log.is_empty() && log.retry_index().is_empty());
     assert_eq!(quota(&log, 0).bytes(), 0);
 }

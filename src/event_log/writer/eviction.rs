@@ -1,11 +1,12 @@
 //! Eviction: frees memory when a limit is reached.
 //!
-//! Delivered data goes first: streams with a proven delivery, then the front of delivered ones,
-//! then those streams, the oldest first in each case. They belong to the principal over its quota,
-//! or, in a full process, to the largest quotas. A full quota also trims the front of the stream
-//! that is being written (`stream/backpressure.rs`). Undelivered data is never evicted, with one
-//! exception, which goes last: a stream of which everything was written to a connection that closed
-//! gracefully may not have arrived. It is evicted whole, and only while no client has resumed it.
+//! Delivered data is evicted first: streams with a proven delivery, then the front of other
+//! delivered streams, then these whole streams. In each case the oldest is first. They belong to
+//! the principal that exceeds its quota, or, in a full process, to the largest quotas. A full quota
+//! also trims the front of the stream that is being written (`stream/backpressure.rs`). Undelivered
+//! data is never evicted, with one exception, which is evicted last. A stream that was wholly
+//! written to a connection may not have arrived if that connection closed gracefully. It is evicted
+//! whole, and only while no client has resumed it.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ use crate::sync;
 
 /// Pause between two searches for the largest quotas in a full process.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
-/// Bytes that a delivered stream keeps while that frees enough: more than sockets and a proxy on
-/// the way buffer, and so can lose.
+/// Bytes that a delivered stream keeps while this frees enough. Sockets and a proxy on the way
+/// buffer less, and can lose no more.
 const KEPT_DELIVERED: usize = 512 * 1024;
 /// Steps of an eviction from one quota at a time: enough for a few calls to come, and a bounded
 /// time for the thread.
@@ -171,8 +172,7 @@ impl StreamTable {
         task.is_some_and(|task| !task.with_machine(|machine| machine.lifecycle().is_sealed()))
     }
 
-    /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without
-    /// a reader.
+    /// Forgets the first stream of `queue`, whole or a stub. Returns false if each has a reader.
     fn evict_first(&self, quota: &Quota, queue: EvictionQueue, now: Instant) -> bool {
         // A stream with a reader or a running task moves to the end of the queue: each is checked
         // once.

@@ -18,7 +18,7 @@ use crate::event_log::writer::recorder::{Recorder, seal};
 use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::stream::{Effect, Machine, Phase};
 
-/// Interval at which a paused stream checks for capacity freed by others of its principal. Its own
+/// Interval between a paused stream's checks for capacity freed by others of its principal. Its own
 /// reader notifies it at once.
 const CAPACITY_POLL: Duration = Duration::from_millis(250);
 
@@ -31,8 +31,8 @@ pub enum Next {
     Input {
         /// Phase of the stream.
         phase: Phase,
-        /// Time of the machine's next timeout, or of the next check for capacity; `None` if there
-        /// is none.
+        /// Time of the machine's next timeout, or of the next check for capacity; `None` without
+        /// either.
         deadline: Option<Instant>,
         /// True if the upstream may be read.
         may_read: bool,
@@ -56,7 +56,7 @@ impl Writer {
     }
 
     /// Passes an input to the machine, stores the staged events, publishes the head and wakes the
-    /// reader: one state change and one wake-up for any number of events. The future must not be
+    /// reader. Any number of events costs one state change and one wake-up. The future must not be
     /// dropped half way; the pump awaits it to the end.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
         let Advanced { result, staged, mut needs_eviction } = self.stream.advance(tell);
@@ -79,7 +79,7 @@ impl Writer {
     async fn persist_all(&self, recorder: Recorder<'_>, mut staged: Staged) -> bool {
         loop {
             let accepted = match recorder.persist(staged).await {
-                Ok(persisted) => self.stream.accept(&persisted),
+                Ok(persisted) => self.stream.accept(persisted),
                 Err(Fenced) => {
                     self.streams.leave(&self.stream);
                     return false;
@@ -93,8 +93,8 @@ impl Writer {
     }
 
     /// Seals the stream in its store after the machine has sealed it. If the store cannot take the
-    /// seal now, a background task retries until the end of the retention, and then lets the store
-    /// forget the stream.
+    /// seal now, a background task retries it until the end of the retention. Then the store
+    /// forgets the stream.
     pub async fn seal(&self) {
         self.seal_and(|| {}).await;
     }
@@ -116,8 +116,8 @@ impl Writer {
         inner.wake();
     }
 
-    /// Returns the next effect of the machine, or the input that the pump waits for if there is
-    /// none.
+    /// Returns the next effect of the machine, or, without an effect, the input that the pump waits
+    /// for.
     pub fn poll_next(&self) -> Next {
         let mut inner = self.stream.shared.lock();
         if let Some(effect) = inner.machine.lifecycle_mut().poll_effect() {

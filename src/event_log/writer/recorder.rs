@@ -208,8 +208,8 @@ impl Recorder<'_> {
         Err(Error::Unavailable("it has lost an accepted event".into()).into())
     }
 
-    /// Writes a stream that is new to the store, and whose last event is in `staged`, in
-    /// one step. Returns false for any other stream.
+    /// Writes a new stream to the store in one step. Its last event is in `staged`. Returns false
+    /// for any other stream.
     async fn write_whole(&self, staged: &Staged) -> Result<bool, Error> {
         let Some(state) = &staged.state else { return Ok(false) };
         let batch = &staged.batch;
@@ -320,8 +320,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to
-    /// which the store may trim, if that is worth a call.
+    /// Notes that the store has the events up to `upto`, and `state`. Returns the last event that
+    /// the store may trim, if that is worth a call.
     fn note_appended(&self, upto: Seq, state: Option<&StagedState>) -> Option<Seq> {
         let mut inner = self.stream.shared.lock();
         let trimmed = inner.machine.numbering().trimmed();

@@ -7,20 +7,20 @@ use dashmap::DashMap;
 use tracing::warn;
 
 use crate::event_log::backing::fingerprint::Fingerprint;
-use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::Quotas;
 use crate::event_log::quota::largest::LargestQuotas;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::stream::summary::Summary;
+use crate::identity::Binding;
 use crate::protocol::ids::StreamId;
 use crate::protocol::stream::End;
 
 /// Streams that can be found, and their quotas.
 ///
 /// Order of the locks: an entry of the map, then the lock of the stream in it, then the eviction
-/// queues of a quota. A stream or stub that leaves the map is dropped after the guard of its entry:
-/// the drop locks those queues, and that of a stream also removes its entries of the retry index.
+/// queues of a quota. A stream or stub that leaves the map is dropped after the guard of its entry.
+/// The drop locks those queues. The drop of a stream also removes its entries of the retry index.
 pub(in crate::event_log) struct StreamTable {
     pub(in crate::event_log) entries: DashMap<StreamId, StreamEntry>,
     pub(in crate::event_log) quotas: Quotas,
@@ -81,7 +81,7 @@ impl StreamTable {
         Self { entries: DashMap::new(), quotas, largest: Mutex::default() }
     }
 
-    /// Returns the stream with this id, or `None` if only its stub or nothing is there.
+    /// Returns the stream with this id, or `None` if the table has only its stub, or nothing.
     pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.entries.get(&id)?.stream().cloned()
     }
@@ -91,19 +91,31 @@ impl StreamTable {
         self.entries.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
     }
 
+    /// Returns the open streams that are written here.
+    pub(in crate::event_log) fn open_local(&self) -> Vec<Arc<Stream>> {
+        self.all().into_iter().filter(|stream| stream.replica().is_written_here()).collect()
+    }
+
     /// Returns the ids of the stubs whose delivery is not proven.
     pub(in crate::event_log) fn unproven_stubs(&self) -> Vec<StreamId> {
         let stubs = self.entries.iter().filter(|entry| entry.value().stub().is_some_and(|stub| !stub.is_proven()));
         stubs.map(|entry| *entry.key()).collect()
     }
 
-    /// Inserts `stream`.
-    pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
-        self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone()));
+    /// Publishes the stream, so that resumes find it from its first id on.
+    pub(in crate::event_log) fn publish_once(&self, stream: &Arc<Stream>) {
+        if stream.publish_first() {
+            self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone()));
+            // Another replica may have adopted the stream before it was published, when there was
+            // no entry to remove.
+            if stream.replica().has_moved() {
+                self.leave(stream);
+            }
+        }
     }
 
-    /// Inserts `stream` unless a whole one with its id is there; replaces a stub. Returns whether
-    /// `stream` is in the table then.
+    /// Inserts `stream` unless the table has a whole one with its id; replaces a stub. Returns
+    /// whether `stream` is in the table then.
     pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
         let mut known = self.entries.entry(stream.id()).or_insert_with(|| StreamEntry::Stream(stream.clone()));
         if known.stream().is_some() {
@@ -119,8 +131,8 @@ impl StreamTable {
     /// Replaces `stream`, which has this `end`, by its stub if only the table and the caller have
     /// it. Returns `None` if the stream stays.
     ///
-    /// Under the entry's lock no task finds the stream in the table, and one that finds it
-    /// elsewhere keeps it whole: the stub takes the state of a stream that is the caller's alone.
+    /// Under the entry's lock no task finds the stream in the table. A task that finds it elsewhere
+    /// keeps it whole. So the stub takes the state of a stream that is the caller's alone.
     pub(in crate::event_log) fn reduce(&self, stream: Arc<Stream>, end: End, now: Instant) -> Option<Reduced> {
         let mut known = self.entries.get_mut(&stream.id()).filter(|known| known.is(&stream))?;
         let stub = Stub::of(&stream, end);

@@ -7,7 +7,6 @@
 //! time of a commit (protocol), and what is known once it has come, such as the expiry of a token
 //! (`upstream/pump/late_response.rs`).
 
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::header::ORIGIN;
@@ -16,33 +15,20 @@ use super::request::CallRequest;
 use crate::clock;
 use crate::event_log::{Attachment, EventLog, Head};
 use crate::ingress::components::Components;
-use crate::upstream::Upstream;
 
-/// Decides whether a response may begin before the server's head.
-#[derive(Clone)]
-pub(super) struct CommitRules {
-    upstream: Arc<Upstream>,
+/// True if the head of the request lets the proxy respond before the upstream does, once the
+/// call is late. A client that takes anything, but does not name event streams, gets the
+/// server's own JSON.
+pub(super) fn may_commit(request: &CallRequest) -> bool {
+    request.accept.sse && request.accept.names_sse && !request.call.is_opening()
 }
 
-impl CommitRules {
-    pub(super) fn new(components: &Components) -> Self {
-        Self { upstream: components.upstream.clone() }
-    }
-
-    /// True if the head of the request lets the proxy respond before the upstream does, once the
-    /// call is late. A client that takes anything, but does not name event streams, gets the
-    /// server's own JSON.
-    pub(super) fn may_commit(request: &CallRequest) -> bool {
-        request.accept.sse && request.accept.names_sse && !request.call.is_opening()
-    }
-
-    /// True if an interim result may begin the response before the upstream does. It must not
-    /// replace a 401, or CORS headers of the server.
-    pub(super) fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
-        let observed = self.upstream.observed();
-        observed.has_accepted(&context.credentials, clock::now())
-            && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
-    }
+/// True if an interim result may begin the response before the upstream does. It must not
+/// replace a 401, or CORS headers of the server.
+pub(super) fn may_begin(components: &Components, CallRequest { context, .. }: &CallRequest) -> bool {
+    let observed = components.upstream.observed();
+    observed.has_accepted(&context.credentials, clock::now())
+        && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
 }
 
 /// Polls for the head of a response that may be a stream. A response that was taken over before it

@@ -1,7 +1,7 @@
 //! Retries of calls with an `Idempotency-Key` that another replica runs, or that ran before a
 //! restart.
 //!
-//! Such a call is recorded in the store before it goes upstream (`event_log/recovery/claims.rs`). A
+//! Such a call is recorded in the store before it goes upstream (`event_log/replicas/claims.rs`). A
 //! replica that finds the record sends an inquiry to the replica that runs the call, and returns
 //! the response of the call, or its stream, which it serves from the store. A call that an older
 //! token of the caller began is found by the subject that both tokens claim, once the server has
@@ -20,24 +20,24 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::drain_admission::Admission;
+use super::drain_admission;
 use super::request::{CallRequest, Retry};
 use crate::clock;
-use crate::cluster::{Absence, Replicas};
+use crate::cluster::Absence;
 use crate::config::OnUnreachable;
 use crate::event_log::{
     ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch, Stream,
     SubjectClaim,
 };
 use crate::ingress::components::Components;
-use crate::ingress::stream_finder::StreamFinder;
-use crate::ingress::token_refresh::{TokenRefresh, Unproven};
+use crate::ingress::context::RequestContext;
+use crate::ingress::stream_finder;
+use crate::ingress::token_refresh::{self, Unproven};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::protocol::request_ids::IdUse;
 use crate::store::{Error, StoreHealth};
-use crate::upstream::Upstream;
 
 /// Time for a replica to respond. After it, the inquiry to a live replica is repeated.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -88,68 +88,46 @@ enum Step {
     Again,
 }
 
-/// Finds the calls of other replicas, or of an earlier process, that a POST may retry.
-pub(super) struct RemoteRetries {
-    log: Arc<EventLog>,
-    upstream: Arc<Upstream>,
-    replicas: Option<Arc<Replicas>>,
-    admission: Admission,
-    finder: Arc<StreamFinder>,
-    tokens: Arc<TokenRefresh>,
+/// Returns whether the store may have the record of an earlier call for `retry`.
+pub(super) fn may_be_recorded(components: &Components, retry: Retry) -> bool {
+    retry.body.is_some() && components.log.has_store()
 }
 
-impl RemoteRetries {
-    pub(super) fn new(
-        components: &Components,
-        admission: Admission,
-        finder: Arc<StreamFinder>,
-        tokens: Arc<TokenRefresh>,
-    ) -> Self {
-        let Components { log, upstream, replicas, .. } = components;
-        Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), admission, finder, tokens }
-    }
-
-    /// Returns whether the store may have the record of an earlier call for `retry`.
-    pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
-        retry.body.is_some() && self.log.has_store()
-    }
-
-    /// Returns the recorded call that `request` retries, or claims the call for this replica.
-    pub(super) async fn find(&self, request: &CallRequest) -> EarlierCall {
-        let Retry { fingerprint: Some(call), body: Some(body), subject, .. } = request.retry else {
-            return EarlierCall::None(None);
+/// Returns the recorded call that `request` retries, or claims the call for this replica.
+pub(super) async fn find(components: &Components, request: &CallRequest) -> EarlierCall {
+    let Retry { fingerprint: Some(call), body: Some(body), subject, .. } = request.retry else {
+        return EarlierCall::None(None);
+    };
+    let search = Search { components, request, call, body, is_previous_token: false };
+    loop {
+        let claim = match search.find_or_claim().await {
+            EarlierCall::None(claim) => claim,
+            found => return found,
         };
-        let search = Search { retries: self, request, call, body, is_previous_token: false };
-        loop {
-            let claim = match search.find_or_claim().await {
-                EarlierCall::None(claim) => claim,
-                found => return found,
-            };
-            let Some(subject) = &subject else { return EarlierCall::None(claim) };
-            // Boxed: most callers claim no subject.
-            match Box::pin(search.find_by_previous_tokens(subject, claim)).await {
-                ControlFlow::Break(outcome) => return outcome,
-                ControlFlow::Continue(()) => {}
-            }
+        let Some(subject) = &subject else { return EarlierCall::None(claim) };
+        // Boxed: most callers claim no subject.
+        match Box::pin(search.find_by_previous_tokens(subject, claim)).await {
+            ControlFlow::Break(outcome) => return outcome,
+            ControlFlow::Continue(()) => {}
         }
     }
+}
 
-    async fn replace_previous(&self, subject: &Fingerprint, record: &Bytes) -> ControlFlow<EarlierCall> {
-        match self.log.release_subject_claim(subject, record).await {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(lost(ErrorCode::StoreFailed)),
-        }
+async fn replace_previous(components: &Components, subject: &Fingerprint, record: &Bytes) -> ControlFlow<EarlierCall> {
+    match components.log.claims().release_subject_claim(subject, record).await {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(lost(ErrorCode::StoreFailed)),
     }
+}
 
-    /// Returns the outcome after a failure of the store. With `degrade` the call counts as unknown
-    /// to other replicas.
-    fn without_store(&self, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
-        debug!(%error, "the store could not say whether a call is another replica's");
-        match (error, self.log.on_unreachable()) {
-            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(claim),
-            (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
-                EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed))
-            }
+/// Returns the outcome after a failure of the store. With `degrade` the call counts as unknown
+/// to other replicas.
+fn without_store(components: &Components, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
+    debug!(%error, "the store could not say whether a call is another replica's");
+    match (error, components.log.on_unreachable()) {
+        (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(claim),
+        (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
+            EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed))
         }
     }
 }
@@ -166,9 +144,9 @@ impl Inquiry {
     /// Inquires once about the call `run` of `record`. `here` is the call with the same fingerprint
     /// in this process, which no client can resume.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
-        let log = &search.retries.log;
+        let log = &search.components.log;
         let began = clock::now();
-        let finding = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
+        let finding = if here.is_some_and(|stream| stream.id() == run.stream) || log.claims().has_released(run.stream) {
             Finding::Replace
         } else if run.owner == log.owner() {
             // The call is no longer here: an earlier process of this name ran it, or another
@@ -207,7 +185,7 @@ impl Inquiry {
 /// Search for the earlier call of one POST.
 #[derive(Clone, Copy)]
 struct Search<'a> {
-    retries: &'a RemoteRetries,
+    components: &'a Components,
     request: &'a CallRequest,
     call: Fingerprint,
     body: Fingerprint,
@@ -217,7 +195,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn log(&self) -> &Arc<EventLog> {
-        &self.retries.log
+        &self.components.log
     }
 
     /// Returns the call of this process with the same fingerprint, and its relation to the POST.
@@ -262,7 +240,7 @@ impl Search<'_> {
             match inquiry.step(self, here, run, &record).await {
                 Step::Done(outcome) => return outcome,
                 Step::Replace => {
-                    if self.log().release_claim(&self.call, &record).await.is_err() {
+                    if self.log().claims().release(&self.call, &record).await.is_err() {
                         return lost(ErrorCode::StoreFailed);
                     }
                     is_recorded = false;
@@ -286,19 +264,19 @@ impl Search<'_> {
         let context = &self.request.context;
         let found = match &mut claim {
             Some(PendingClaim { guard, .. }) => {
-                let observed = self.retries.upstream.observed();
+                let observed = self.components.upstream.observed();
                 let is_accepted = observed.has_accepted(&context.credentials, clock::now());
-                self.log().claim_for_subject(guard, subject, is_accepted).await
+                self.log().claims().claim_for_subject(guard, subject, is_accepted).await
             }
             None if self.log().store_health() == StoreHealth::Unreachable => Ok(None),
-            None => self.log().subject_claim(subject).await,
+            None => self.log().claims().subject_claim(subject).await,
         };
         let (previous, record) = match found {
             Ok(Some(found)) => found,
             Ok(None) => return ControlFlow::Break(EarlierCall::None(claim)),
-            Err(error) => return ControlFlow::Break(self.retries.without_store(&error, claim)),
+            Err(error) => return ControlFlow::Break(without_store(self.components, &error, claim)),
         };
-        match self.retries.tokens.proves_subject(context, self.request.call.era()).await {
+        match token_refresh::proves_subject(self.components, context, self.request.call.era()).await {
             Ok(true) => {}
             Ok(false) => {
                 if let Some(claim) = &mut claim {
@@ -312,7 +290,7 @@ impl Search<'_> {
         drop(claim);
         if !previous.is_accepted && previous.run.body != self.body {
             // The sender of that call may have invented its subject.
-            return self.retries.replace_previous(subject, &record).await;
+            return replace_previous(self.components, subject, &record).await;
         }
         self.follow_previous(subject, previous, &record).await
     }
@@ -343,8 +321,8 @@ impl Search<'_> {
             }
             match inquiry.step(&search, here, previous.run, record).await {
                 Step::Done(outcome) => return ControlFlow::Break(outcome),
-                Step::Replace => return self.retries.replace_previous(subject, record).await,
-                Step::Again => match self.log().subject_claim(subject).await {
+                Step::Replace => return replace_previous(self.components, subject, record).await,
+                Step::Again => match self.log().claims().subject_claim(subject).await {
                     Ok(Some((_, there))) if there == *record => {}
                     Ok(_) => return ControlFlow::Continue(()),
                     Err(_) => return ControlFlow::Break(lost(ErrorCode::StoreFailed)),
@@ -356,11 +334,14 @@ impl Search<'_> {
     /// Claims the call. If the store is unreachable, `degrade` continues as if no other replica had
     /// the call. A full store is still read, and takes no new call.
     async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
-        let (log, admission) = (self.log(), &self.retries.admission);
-        let claim = ClaimRequest { retention: admission.settings(self.request).retention, body: self.body };
+        let (log, components) = (self.log(), self.components);
+        let claim =
+            ClaimRequest { retention: drain_admission::settings(components, self.request).retention, body: self.body };
         let claimed = match log.store_health() {
-            StoreHealth::Ready => log.claim(&self.call, claim, !admission.can_admit(self.request)).await,
-            StoreHealth::Full => match log.claim(&self.call, claim, true).await {
+            StoreHealth::Ready => {
+                log.claims().claim(&self.call, claim, !drain_admission::can_admit(components, self.request)).await
+            }
+            StoreHealth::Full => match log.claims().claim(&self.call, claim, true).await {
                 Ok(ClaimOutcome::Unclaimed) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
                 }
@@ -368,11 +349,11 @@ impl Search<'_> {
             },
             StoreHealth::Unreachable => return Err(EarlierCall::None(None)),
         };
-        claimed.map_err(|error| self.retries.without_store(&error, None))
+        claimed.map_err(|error| without_store(self.components, &error, None))
     }
 
     async fn inquire_at_owner(&self, run: ClaimRecord) -> Finding {
-        let Some(replicas) = &self.retries.replicas else { return self.find_without_owner(run).await };
+        let Some(replicas) = &self.components.replicas else { return self.find_without_owner(run).await };
         let inquiry = replicas.requests().known_at(run, &self.call, &self.body);
         let known = match tokio::time::timeout(REPLY_TIMEOUT, inquiry).await {
             Ok(Ok(Some(known))) => known,
@@ -390,8 +371,10 @@ impl Search<'_> {
             RepeatedCall::Waiting => Finding::Again(Duration::ZERO),
             RepeatedCall::Answer(response) => Finding::Done(EarlierCall::Response(response)),
             RepeatedCall::Failed(failure) => Finding::Done(EarlierCall::Refused(failure)),
-            RepeatedCall::Stream(id) => match self.log().restore_by_id(id).await {
-                Ok(Some(stream)) if self.may_have(&stream) => Finding::Done(self.restore_for_client(stream).await),
+            RepeatedCall::Stream(id) => match self.log().restoration().restore_by_id(id).await {
+                Ok(Some(stream)) if self.may_have(&stream) => {
+                    Finding::Done(restore_for_client(self.components, &self.request.context, stream).await)
+                }
                 // The stream exists, and is not yet in the store, which was unreachable.
                 Ok(_) | Err(_) => Finding::Done(lost(ErrorCode::StoreFailed)),
             },
@@ -403,7 +386,7 @@ impl Search<'_> {
         if run.body != self.body {
             return Finding::Done(key_reused());
         }
-        let stream = match self.log().restore_by_id(run.stream).await {
+        let stream = match self.log().restoration().restore_by_id(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
             Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         };
@@ -412,7 +395,9 @@ impl Search<'_> {
         };
         stream.retries().wait_for_detach().await;
         match self.relation_to(&stream) {
-            RetryMatch::Retry => Finding::Done(self.restore_for_client(stream).await),
+            RetryMatch::Retry => {
+                Finding::Done(restore_for_client(self.components, &self.request.context, stream).await)
+            }
             RetryMatch::OtherBody => Finding::Done(key_reused()),
             RetryMatch::NewCall => Finding::Replace,
         }
@@ -422,13 +407,13 @@ impl Search<'_> {
     /// have died between the claim and the first record of the stream. As with a stream, the call
     /// ends for its client once the lease of its owner has expired.
     async fn find_without_stream(&self, run: ClaimRecord) -> Finding {
-        match self.log().stored_response(run.stream).await {
+        match self.log().kept_responses().find(run.stream).await {
             Ok(Some(RepeatedCall::Answer(response))) => return Finding::Done(EarlierCall::Response(response)),
             Ok(Some(RepeatedCall::Failed(failure))) => return Finding::Done(EarlierCall::Refused(failure)),
             Ok(_) => {}
             Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         }
-        let absence = match &self.retries.replicas {
+        let absence = match &self.components.replicas {
             Some(replicas) => replicas.requests().absence(run.owner).await,
             None => Ok(Absence::Gone),
         };
@@ -447,24 +432,28 @@ impl Search<'_> {
     /// client that retries it must not run the call a second time, and finds the response once the
     /// replica is connected again.
     async fn keep_record(&self, run: ClaimRecord) {
-        let retention = self.retries.admission.settings(self.request).retention;
-        if let Err(error) = self.log().extend_claim(&self.call, &run, retention).await {
+        let retention = drain_admission::settings(self.components, self.request).retention;
+        if let Err(error) = self.log().claims().extend(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
-        }
-    }
-
-    /// Returns the stream once the events that the client has are here.
-    async fn restore_for_client(&self, stream: Arc<Stream>) -> EarlierCall {
-        let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
-        match self.retries.finder.restore_cursor(&self.request.context, &id).await {
-            Ok(()) => EarlierCall::Stream(stream),
-            Err(_) => lost(ErrorCode::StoreFailed),
         }
     }
 }
 
+/// Returns the stream once the events that the client has are here.
+pub(super) async fn restore_for_client(
+    components: &Components,
+    context: &RequestContext,
+    stream: Arc<Stream>,
+) -> EarlierCall {
+    let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
+    match stream_finder::restore_cursor(components, context, &id).await {
+        Ok(()) => EarlierCall::Stream(stream),
+        Err(_) => lost(ErrorCode::StoreFailed),
+    }
+}
+
 /// Refuses a call that may have run and whose outcome is unknown.
-fn lost(code: ErrorCode) -> EarlierCall {
+pub(super) fn lost(code: ErrorCode) -> EarlierCall {
     EarlierCall::Refused(Failure::after_send(code))
 }
 

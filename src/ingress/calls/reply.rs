@@ -12,19 +12,18 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::commit::poll_begin;
+use super::large_results;
 use super::request::{Beginning, Reply};
 use crate::body::BoxBody;
 use crate::clock::{self, ShortWait};
 use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Opening, Passthrough, Plan, Receipt};
 use crate::dialect;
-use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
+use crate::event_log::{Attachment, Collected, Head, Plain};
 use crate::ingress::components::Components;
 use crate::ingress::context::RequestContext;
-use crate::ingress::metrics::Metrics;
 use crate::ingress::priming;
-use crate::ingress::refusals::Refusals;
-use crate::ingress::stream_response::StreamResponder;
-use crate::lifecycle::drain::Drain;
+use crate::ingress::refusals;
+use crate::ingress::stream_response;
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -39,211 +38,248 @@ use crate::upstream::InlineTask;
 /// little as before the head.
 const FIRST_EVENT_WAIT: Duration = Duration::from_millis(1);
 
-/// Makes the responses to calls.
-pub(super) struct Replies {
-    pub(super) log: Arc<EventLog>,
-    pub(super) metrics: Arc<Metrics>,
-    drain: Arc<Drain>,
-    pub(super) refusals: Refusals,
-    responder: Arc<StreamResponder>,
+/// Headers of most requests. hyper reads the next request of a connection into the map of the last
+/// response, which would grow step by step.
+const USUAL_HEADERS: usize = 12;
+
+/// Returns the response to a call once it begins. Until then this future drives `pump`.
+pub(super) async fn await_response(
+    components: &Components,
+    mut reply: Reply,
+    attachment: Attachment,
+    mut pump: InlineTask,
+) -> Response<BoxBody> {
+    let (log, metrics) = (components.log.clone(), components.metrics.delivery.clone());
+    let guard = DisconnectGuard::new(log, metrics, attachment, reply.repeatable.take());
+    let head = wait_for_head(components, &reply, &guard, &mut pump).await;
+    if let (Ok(Head::Stream(..)), Some(attachment)) = (&head, guard.attachment())
+        && reply.accept.sse
+    {
+        match reply.hold {
+            Some(time) => {
+                let until = attachment.stream().created() + time;
+                Box::pin(large_results::wait_for_first_event(attachment, until, &mut pump)).await;
+            }
+            None if !pump.is_finished() => {
+                wait_for_first_event(attachment, reply.beginning.start.cursor(), &mut pump).await;
+            }
+            None => {}
+        }
+    }
+    let Some((attachment, receipt)) = guard.begin() else { return lost(components) };
+    let head = match head {
+        Ok(head) => head,
+        Err(interim) => return respond::json(StatusCode::OK, interim.into()),
+    };
+    match head {
+        Head::Stream(_, head) if reply.hold.is_some() && large_results::is_large(&attachment) => {
+            collect(components, &reply, &head, attachment, receipt)
+        }
+        Head::Stream(status, head) if reply.accept.sse => {
+            attachment.stream().release_head();
+            follow(components, &reply, Some((status, Arc::unwrap_or_clone(head))), attachment, receipt)
+        }
+        Head::Committed | Head::TakenOver if reply.accept.sse => follow(components, &reply, None, attachment, receipt),
+        Head::Stream(_, head) => collect(components, &reply, &head, attachment, receipt),
+        Head::Committed | Head::TakenOver | Head::Waiting => {
+            collect(components, &reply, &HeaderMap::new(), attachment, receipt)
+        }
+        Head::Plain(plain) => pass(components, &plain, &reply, attachment, receipt),
+        Head::Failed(failure) => fail(components, failure, &reply, Some((attachment, receipt))),
+    }
 }
 
-impl Replies {
-    pub(super) fn new(components: &Components, refusals: Refusals, responder: Arc<StreamResponder>) -> Self {
-        let Components { log, metrics, drain, .. } = components;
-        Self { log: log.clone(), metrics: metrics.clone(), drain: drain.clone(), refusals, responder }
-    }
+/// Returns the response to a call whose stream is lost.
+pub(super) fn lost(components: &Components) -> Response<BoxBody> {
+    refusals::refuse(components, ErrorCode::StreamLost)
+}
 
-    /// Returns the response to a call once it begins. Until then this future drives `pump`.
-    pub(super) async fn reply(&self, reply: Reply, attachment: Attachment, mut pump: InlineTask) -> Response<BoxBody> {
-        let guard = DisconnectGuard::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
-        let head = self.wait_for_head(&reply, &guard, &mut pump).await;
-        if let (Ok(Head::Stream(..)), Some(attachment)) = (&head, guard.attachment())
-            && reply.accept.sse
-            && !pump.is_finished()
-        {
-            wait_for_first_event(attachment, reply.beginning.start.cursor(), &mut pump).await;
+/// Responds to a request that reads on in the stream of an earlier call.
+pub(super) async fn read_on(
+    components: &Components,
+    mut context: Box<RequestContext>,
+    call: classify::Call,
+    attachment: Attachment,
+    beginning: Beginning,
+) -> Response<BoxBody> {
+    context.reservation = None;
+    let RequestContext { parts, facts, session, connection, .. } = *context;
+    let (accept, query) = (facts.accept, parts.uri.query().map(Box::from));
+    let empty_events = priming::empty_events(session.as_deref(), &facts, &parts.headers);
+    let hold = large_results::hold(components, &parts.headers, accept, &call);
+    drop(parts);
+    let (may_begin, repeatable) = (true, None);
+    let reply =
+        Reply { call, accept, empty_events, hold, query, session, connection, beginning, may_begin, repeatable };
+    await_response(components, reply, attachment, InlineTask::default()).await
+}
+
+/// Waits for the head of the response, or for the interim result that takes its place. Drives
+/// `pump` meanwhile.
+async fn wait_for_head(
+    components: &Components,
+    reply: &Reply,
+    guard: &DisconnectGuard,
+    pump: &mut InlineTask,
+) -> Result<Head, Vec<u8>> {
+    let mut head = pin!(poll_fn(|cx| {
+        let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
+        if !pump.is_finished() {
+            attachment.clear_waker();
+            pump.poll(cx);
         }
-        let Some((attachment, receipt)) = guard.begin() else { return self.refusals.refuse(ErrorCode::StreamLost) };
-        let head = match head {
-            Ok(head) => head,
-            Err(interim) => return respond::json(StatusCode::OK, interim.into()),
-        };
-        match head {
-            Head::Stream(status, head) if reply.accept.sse => {
-                self.follow(&reply, Some((status, &head)), attachment, receipt)
+        if reply.accept.sse { poll_begin(&components.log, attachment, cx) } else { poll_complete(attachment, cx) }
+    }));
+    tokio::select! {
+        biased;
+        head = &mut head => Ok(head),
+        () = components.drain.ended() => {
+            if let Some(attachment) = guard.attachment() {
+                attachment.stream().expire(ErrorCode::Draining);
             }
-            Head::Committed | Head::TakenOver if reply.accept.sse => self.follow(&reply, None, attachment, receipt),
-            Head::Stream(_, head) => self.collect(&reply, &head, attachment, receipt),
-            Head::Committed | Head::TakenOver | Head::Waiting => {
-                self.collect(&reply, &HeaderMap::new(), attachment, receipt)
-            }
-            Head::Plain(plain) => self.pass(&plain, &reply, attachment, receipt),
-            Head::Failed(failure) => self.fail(failure, &reply, Some((attachment, receipt))),
+            Ok(head.await)
         }
-    }
-
-    /// Responds to a request that reads on in the stream of an earlier call.
-    pub(super) async fn read_on(
-        &self,
-        mut context: Box<RequestContext>,
-        call: classify::Call,
-        attachment: Attachment,
-        beginning: Beginning,
-    ) -> Response<BoxBody> {
-        context.reservation = None;
-        let RequestContext { parts, session, connection, .. } = *context;
-        let (accept, query) = (headers::accept(&parts.headers), parts.uri.query().map(Box::from));
-        let empty_events = priming::empty_events(session.as_deref(), &parts.headers);
-        drop(parts);
-        let reply = Reply { call, accept, empty_events, query, session, connection, beginning, may_begin: true };
-        self.reply(reply, attachment, InlineTask::default()).await
-    }
-
-    /// Waits for the head of the response, or for the interim result that takes its place. Drives
-    /// `pump` meanwhile.
-    async fn wait_for_head(
-        &self,
-        reply: &Reply,
-        guard: &DisconnectGuard,
-        pump: &mut InlineTask,
-    ) -> Result<Head, Vec<u8>> {
-        let mut head = pin!(poll_fn(|cx| {
-            let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
-            if !pump.is_finished() {
-                attachment.clear_waker();
-                pump.poll(cx);
-            }
-            if reply.accept.sse { poll_begin(&self.log, attachment, cx) } else { poll_complete(attachment, cx) }
-        }));
-        tokio::select! {
-            biased;
-            head = &mut head => Ok(head),
-            () = self.drain.ended() => {
-                if let Some(attachment) = guard.attachment() {
-                    attachment.stream().expire(ErrorCode::Draining);
-                }
-                Ok(head.await)
-            }
-            interim = self.wait_for_slice(reply, guard.attachment()) => match interim {
-                Some(interim) if !reply.accept.sse => Err(interim),
-                Some(_) | None => Ok(head.await),
-            }
+        interim = wait_for_slice(components, reply, guard.attachment()) => match interim {
+            Some(interim) if !reply.accept.sse => Err(interim),
+            Some(_) | None => Ok(head.await),
         }
     }
+}
 
-    /// Waits until the slice that `attachment` reads has ended and its response must begin. Returns
-    /// the interim result, or `None` if the stream has the final one. Never resolves for a stream
-    /// without slices.
-    async fn wait_for_slice(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
-        let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
-            return pending().await;
-        };
-        clock::sleep_until(slice.ends_at()).await;
-        let stream = attachment.stream();
-        if !reply.may_begin && stream.with_machine(|machine| machine.lifecycle().phase() == Phase::Waiting) {
-            poll_fn(|cx| attachment.poll_head_even_displaced(cx)).await;
+/// Waits until the slice that `attachment` reads has ended and its response must begin. Returns
+/// the interim result, or `None` if the stream has the final one. Never resolves for a stream
+/// without slices.
+async fn wait_for_slice(components: &Components, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
+    let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
+        return pending().await;
+    };
+    clock::sleep_until(slice.ends_at()).await;
+    let stream = attachment.stream();
+    if !reply.may_begin && stream.with_machine(|machine| machine.lifecycle().phase() == Phase::Waiting) {
+        poll_fn(|cx| attachment.poll_head_even_displaced(cx)).await;
+    }
+    let is_due = stream.with_machine(|machine| !machine.owed_responses().is_settled());
+    if !is_due || !stream.commit() {
+        return None;
+    }
+    components.log.publish_once(stream);
+    dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
+}
+
+/// Returns a failure. It is kept like any response: a retry of a call that may have run gets it
+/// again until it was delivered.
+pub(super) fn fail(
+    components: &Components,
+    failure: Failure,
+    reply: &Reply,
+    delivery: Option<(Attachment, Receipt)>,
+) -> Response<BoxBody> {
+    components.metrics.errors.observe_reject(failure.code);
+    let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch, reply.call.subject));
+    let mut response = respond::failure(failure, Bytes::new());
+    *response.body_mut() = match delivery {
+        Some((attachment, receipt)) => {
+            let receipts = reply.connection.receipts().clone();
+            KeptResponseBody::new(body, attachment, receipt, receipts).boxed_unsync()
         }
-        let is_due = stream.with_machine(|machine| !machine.owed_responses().is_settled());
-        if !is_due || !stream.commit() {
-            return None;
+        None => crate::body::whole(body),
+    };
+    response
+}
+
+fn follow(
+    components: &Components,
+    reply: &Reply,
+    head: Option<(StatusCode, HeaderMap)>,
+    attachment: Attachment,
+    receipt: Receipt,
+) -> Response<BoxBody> {
+    let version = Some(&reply.call.version);
+    // A retry does not show that its client would resume by GET.
+    let plan =
+        stream_response::plan(components, &attachment, version, reply.session.as_deref(), reply.empty_events, false);
+    // An opening has no effect that a repetition would double, so that its response needs no ID
+    // before its first event.
+    let opening = if reply.call.is_opening() { Opening::Comment } else { plan.opening };
+    let should_end_at_turn =
+        stream_response::should_end_at_turn(components, attachment.stream(), reply.session.as_deref());
+    let preface = if reply.beginning.has_gap { Some(Vec::new()) } else { None };
+    let plan = Plan { opening, should_end_at_turn, preface, ..plan };
+    let receipts = reply.connection.receipts().clone();
+    let body =
+        Follow::new(attachment, receipt, receipts, components.metrics.delivery.clone(), plan, reply.beginning.start);
+    if head.is_none() {
+        components.metrics.observe_commit();
+    }
+    stream_response::respond_with(components, head, reply.query.as_deref(), body)
+}
+
+pub(super) fn pass(
+    components: &Components,
+    plain: &Plain,
+    reply: &Reply,
+    attachment: Attachment,
+    receipt: Receipt,
+) -> Response<BoxBody> {
+    let mut is_renamed = false;
+    let body = match plain.kept_body() {
+        Some(bytes) => {
+            let (bytes, pieces) = in_names_of_reader(&attachment, bytes.clone());
+            is_renamed = !pieces.is_empty();
+            let receipts = reply.connection.receipts().clone();
+            KeptResponseBody::new(bytes, attachment, receipt, receipts).followed_by(pieces).boxed_unsync()
         }
-        self.log.publish_once(stream);
-        dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
+        None => match plain.take_passthrough() {
+            Some(body) => Passthrough::new(body, attachment, components.metrics.delivery.clone()).boxed_unsync(),
+            None => return fail(components, Failure::after_send(ErrorCode::StreamLost), reply, None),
+        },
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = plain.status;
+    let mut headers = HeaderMap::with_capacity(USUAL_HEADERS.max(plain.headers.len()));
+    for (name, value) in &plain.headers {
+        headers.append(name, value.clone());
     }
-
-    /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it
-    /// again until it was delivered.
-    pub(super) fn fail(
-        &self,
-        failure: Failure,
-        reply: &Reply,
-        delivery: Option<(Attachment, Receipt)>,
-    ) -> Response<BoxBody> {
-        self.metrics.errors.observe_reject(failure.code);
-        let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch));
-        let mut response = respond::failure(failure, &[], false);
-        *response.body_mut() = match delivery {
-            Some((attachment, receipt)) => {
-                let receipts = reply.connection.receipts().clone();
-                KeptResponseBody::new(body, attachment, receipt, receipts).boxed_unsync()
-            }
-            None => crate::body::whole(body),
-        };
-        response
+    if is_renamed {
+        headers::remove_body_facts(&mut headers);
     }
+    *response.headers_mut() = headers;
+    response
+}
 
-    fn follow(
-        &self,
-        reply: &Reply,
-        head: Option<(StatusCode, &HeaderMap)>,
-        attachment: Attachment,
-        receipt: Receipt,
-    ) -> Response<BoxBody> {
-        let version = Some(&reply.call.version);
-        // A retry does not show that its client would resume by GET.
-        let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), reply.empty_events, false);
-        // An opening has no effect that a repetition would double, so that its response needs no ID
-        // before its first event.
-        let opening = if reply.call.is_opening() { Opening::Comment } else { plan.opening };
-        let should_end_at_turn = self.responder.should_end_at_turn(attachment.stream(), reply.session.as_deref());
-        let preface = if reply.beginning.has_gap { Some(Vec::new()) } else { None };
-        let plan = Plan { opening, should_end_at_turn, preface, ..plan };
-        let receipts = reply.connection.receipts().clone();
-        let body =
-            Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);
-        if head.is_none() {
-            self.metrics.observe_commit();
-        }
-        self.responder.respond_with(head.map(|(status, head)| (status, head.clone())), reply.query.as_deref(), body)
-    }
+/// Returns the final responses as one body, for a client that takes JSON only.
+fn collect(
+    components: &Components,
+    reply: &Reply,
+    head: &HeaderMap,
+    attachment: Attachment,
+    receipt: Receipt,
+) -> Response<BoxBody> {
+    let stream = attachment.stream();
+    let collected = stream.delivery().collect();
+    let responses = collected.as_ref().map_or(0, |collected| collected.responses);
+    let others = stream.with_machine(|machine| machine.numbering().tail().0).saturating_sub(responses as u64);
+    components.metrics.observe_withheld(others);
+    let Some(Collected { body, .. }) = collected else {
+        // The call was cancelled: no response is owed, and none came.
+        return respond::status(StatusCode::ACCEPTED);
+    };
+    let (body, pieces) = in_names_of_reader(&attachment, body);
+    let receipts = reply.connection.receipts().clone();
+    let mut response = respond::json(StatusCode::OK, Bytes::new());
+    let mut headers = head.clone();
+    headers.remove(http::header::CONTENT_TYPE);
+    response.headers_mut().extend(headers);
+    *response.body_mut() =
+        KeptResponseBody::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
+    response
+}
 
-    pub(super) fn pass(
-        &self,
-        plain: &Plain,
-        reply: &Reply,
-        attachment: Attachment,
-        receipt: Receipt,
-    ) -> Response<BoxBody> {
-        let body = match plain.kept_body() {
-            Some(bytes) => {
-                let receipts = reply.connection.receipts().clone();
-                KeptResponseBody::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
-            }
-            None => match plain.take_passthrough() {
-                Some(body) => Passthrough::new(body, attachment, self.metrics.delivery.clone()).boxed_unsync(),
-                None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
-            },
-        };
-        let mut response = Response::new(body);
-        *response.status_mut() = plain.status;
-        *response.headers_mut() = plain.headers.clone();
-        response
-    }
-
-    /// Returns the final responses as one body, for a client that takes JSON only.
-    fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
-        let stream = attachment.stream();
-        let collected = stream.delivery().collect();
-        let responses = collected.as_ref().map_or(0, |collected| collected.responses);
-        let others = stream.with_machine(|machine| machine.numbering().tail().0).saturating_sub(responses as u64);
-        self.metrics.observe_withheld(others);
-        let Some(Collected { body, .. }) = collected else {
-            // The call was cancelled: no response is owed, and none came.
-            return respond::status(StatusCode::ACCEPTED);
-        };
-        let (body, pieces) = match attachment.slice().map(|slice| slice.rename(&body)) {
-            Some(Renaming::Changed(splices)) => jsonrpc::splice_apart(body, splices),
-            Some(Renaming::Same | Renaming::Unwanted) | None => (body, Vec::new()),
-        };
-        let receipts = reply.connection.receipts().clone();
-        let mut response = respond::json(StatusCode::OK, Bytes::new());
-        let mut headers = head.clone();
-        headers.remove(http::header::CONTENT_TYPE);
-        response.headers_mut().extend(headers);
-        *response.body_mut() =
-            KeptResponseBody::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
-        response
+/// Returns a body of responses in the names of its reader: its first piece, and the following ones.
+fn in_names_of_reader(attachment: &Attachment, body: Bytes) -> (Bytes, Vec<Bytes>) {
+    match attachment.slice().map(|slice| slice.rename(&body)) {
+        Some(Renaming::Changed(splices)) => jsonrpc::splice_apart(body, splices),
+        Some(Renaming::Same | Renaming::Unwanted) | None => (body, Vec::new()),
     }
 }
 

@@ -1,19 +1,23 @@
 //! A POST with requests, as its handler carries it from classification to its response.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::partial_results::PartialResults;
 use super::task_rules::RequestedTask;
 use crate::delivery::{EmptyEvents, Start};
-use crate::event_log::{Binding, Fingerprint, Session};
+use crate::event_log::{Attachment, Binding, Fingerprint, Repeatable, Session};
+use crate::ingress::components::Components;
 use crate::ingress::connection::Connection;
 use crate::ingress::context::RequestContext;
 use crate::protocol::classify;
-use crate::protocol::headers::{Accept, names};
+use crate::protocol::headers::{Accept, Present, names};
+use crate::protocol::ids::IssuedSession;
+use crate::protocol::jsonrpc;
 use crate::protocol::request_ids::IdUse;
-use crate::upstream::ResponseObserver;
+use crate::upstream::InlineTask;
 
 /// A POST with requests, and all that is known of it.
 pub(super) struct CallRequest {
@@ -21,13 +25,43 @@ pub(super) struct CallRequest {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
     pub(super) body: Bytes,
+    /// Name of its tool, if some tool has settings of its own.
+    pub(super) tool: Option<String>,
     /// Partial results, if the configuration allows them for the call.
     pub(super) partial: Option<Box<PartialResults>>,
     /// Task that the client wants, at 2025-11-25.
     pub(super) task: Option<Box<RequestedTask>>,
     pub(super) retry: Retry,
-    /// Observer of its response.
-    pub(super) observer: ResponseObserver,
+    /// Declarations of an `initialize`.
+    pub(super) initialize: Option<IssuedSession>,
+}
+
+impl CallRequest {
+    /// Returns a POST whose contents are not examined yet.
+    pub(super) fn new(
+        components: &Components,
+        context: Box<RequestContext>,
+        call: classify::Call,
+        body: Bytes,
+        partial: Option<Box<PartialResults>>,
+    ) -> Self {
+        let accept = context.facts.accept;
+        let has_settings = call.has_tool_call() && !components.config.tools.is_empty();
+        let tool = if has_settings { jsonrpc::tool_name(&body) } else { None };
+        Self { context, call, accept, body, tool, partial, task: None, retry: Retry::default(), initialize: None }
+    }
+
+    /// Returns true if a session, a key, a token or the ID of a task identifies the call.
+    pub(super) fn is_identified(&self) -> bool {
+        let has_name = self.retry.fingerprint.is_some() || self.task.is_some() || self.partial.is_some();
+        self.context.binding.session.is_some() || has_name
+    }
+
+    /// Notes the fingerprints of the POST, which names the IDs of its requests in its session.
+    pub(super) fn note_retry(&mut self) {
+        let Self { context, call, body, .. } = self;
+        self.retry = retry_of(context, &context.binding, call, body).note_ids(context.session.as_deref(), call);
+    }
 }
 
 /// Data that the response to a call still needs. Head and body of the request are gone by then:
@@ -37,12 +71,26 @@ pub(super) struct Reply {
     pub(super) accept: Accept,
     /// Form of events with empty data for this client.
     pub(super) empty_events: EmptyEvents,
+    /// Longest wait of the response head for the first message. `None`: the head does not wait.
+    pub(super) hold: Option<Duration>,
     pub(super) query: Option<Box<str>>,
     pub(super) session: Option<Arc<Session>>,
     pub(super) connection: Arc<Connection>,
     pub(super) beginning: Beginning,
     /// True if the client may get the end of a slice before the upstream has sent a head.
     pub(super) may_begin: bool,
+    /// Request of the call, if its client may send it again on a new connection.
+    pub(super) repeatable: Option<Repeatable>,
+}
+
+/// Attachment of a request to the stream of the call that it began or retried.
+pub(super) struct StartedCall {
+    pub(super) attachment: Attachment,
+    pub(super) beginning: Beginning,
+    /// Upstream call, if this request began it.
+    pub(super) pump: InlineTask,
+    /// Request of the call, if its client may send it again on a new connection.
+    pub(super) repeatable: Option<Repeatable>,
 }
 
 /// Position where the response to a call begins.
@@ -54,7 +102,7 @@ pub(super) struct Beginning {
 }
 
 /// Fingerprints of a POST that may be the retry of a call.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Retry {
     /// Fingerprint of the call, or `None` if the POST cannot be a retry.
     pub(super) fingerprint: Option<Fingerprint>,
@@ -76,7 +124,8 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
     let id_use = IdUse::Unique;
-    let key = if may_have_key && !call.is_opening() { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
+    let has_key = may_have_key && !call.is_opening() && context.facts.has(Present::IdempotencyKey);
+    let key = if has_key { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
     match key {
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),

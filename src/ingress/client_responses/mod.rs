@@ -7,12 +7,12 @@
 //! one. It keeps both until the upstream has responded or its deadline has passed.
 //!
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing
-//! changes here before the upstream has responded with 2xx: its refusal must reach the client as a
-//! status, and must not end a call or settle a server's request.
+//! changes here before the upstream has responded with 2xx. Its refusal must reach the client as a
+//! status. It must not end a call or settle a server's request.
 
 mod post_delivery;
 mod session_generation;
-mod url_responses;
+pub(super) mod url_responses;
 
 use std::sync::Arc;
 
@@ -20,18 +20,15 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 
-pub(super) use self::post_delivery::PostDelivery;
 use self::post_delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
 use self::session_generation::{GenerationRoute, requesting_streams};
-pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
 use super::components::Components;
 use super::context::{RequestContext, detached};
-use super::forward::Forwarder;
-use super::forward_to_replicas::{self, OwnerForwarder, OwnerUnknown};
-use super::metrics::Metrics;
-use super::refusals::Refusals;
-use super::session_state::SessionStates;
-use super::token_refresh::{self, TokenRefresh, Unproven};
+use super::forward;
+use super::forward_to_replicas::{self, OwnerUnknown};
+use super::refusals;
+use super::session_state;
+use super::token_refresh::{self, Unproven};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::event_log::{EventLog, Session, Sessions, Stream, stream_owing};
@@ -42,20 +39,6 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::ClientResponse;
 use crate::server::respond;
 use crate::simulation::{self, Bug};
-use crate::upstream::Upstream;
-
-/// Handles POSTs without requests.
-pub(super) struct ClientResponses {
-    log: Arc<EventLog>,
-    upstream: Arc<Upstream>,
-    metrics: Arc<Metrics>,
-    refusals: Refusals,
-    forwarder: Arc<Forwarder>,
-    owners: Arc<OwnerForwarder>,
-    tokens: Arc<TokenRefresh>,
-    delivery: Arc<PostDelivery>,
-    session_states: SessionStates,
-}
 
 /// Messages of a POST, and the session that it names.
 struct SessionPost<'a> {
@@ -72,191 +55,167 @@ struct TakenMessages {
     body: Bytes,
     /// Server requests with their first response.
     settled: Vec<(Arc<Stream>, RequestId)>,
-    /// Way in a session that was opened again, or `None` in any other.
+    /// Way in a revived session, or `None` in any other.
     route: Option<GenerationRoute>,
 }
 
-impl ClientResponses {
-    pub(super) fn new(
-        components: &Components,
-        refusals: Refusals,
-        forwarder: Arc<Forwarder>,
-        owners: Arc<OwnerForwarder>,
-        tokens: Arc<TokenRefresh>,
-        delivery: Arc<PostDelivery>,
-    ) -> Self {
-        let Components { log, upstream, metrics, .. } = components;
-        Self {
-            log: log.clone(),
-            upstream: upstream.clone(),
-            metrics: metrics.clone(),
-            refusals,
-            forwarder,
-            owners,
-            tokens,
-            delivery,
-            session_states: SessionStates::new(components),
-        }
+/// Handles a POST: forwards it to the replica that it concerns, or applies its messages here
+/// and delivers it to the server.
+pub(super) async fn handle(
+    components: &Arc<Components>,
+    mut context: Box<RequestContext>,
+    messages: Vec<Message>,
+    body: Bytes,
+) -> Response<BoxBody> {
+    let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
+        return forward::forward_post(components, context, body).await;
+    };
+    session_state::apply_notifications(components, &context, &messages);
+    let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
+    if messages.len() == 1 && cancelled.iter().any(|id| is_of_task(&session, id)) {
+        // A client gives up a request that has its response, or a reader: only `tasks/cancel`
+        // ends a task.
+        return respond::status(StatusCode::ACCEPTED);
     }
+    let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
+    let owner_unknown = match forward_to_owner(components, &context, &post, &body).await {
+        Ok(Some(response)) => return response,
+        Ok(None) => None,
+        Err(owner_unknown) => Some(owner_unknown),
+    };
+    if let Some(code) = context.remote_session_error() {
+        return refusals::refuse(components, code);
+    }
+    let previous = match find_previous_sessions(components, &context, &post).await {
+        Ok(previous) => previous,
+        Err(unproven) => return unproven.into_response(components),
+    };
+    let records = || std::iter::once(&session).chain(&previous);
+    let body = with_upstream_ids(body, &cancelled, records());
+    context.reservation = None;
+    let reservation = reserve_upload(&context, body.len());
+    let slot = match post_delivery::take_slot(components, Some(&session), &reservation).await {
+        Ok(slot) => slot,
+        Err(code) => return refusals::refuse(components, code),
+    };
+    let queued = session.queue_turn();
+    let is_proven = components.upstream.observed().has_accepted(&context.credentials, clock::now());
+    let Some(taken) = take_messages(components, &post, &previous, body, is_proven) else {
+        return respond::status(StatusCode::ACCEPTED);
+    };
+    let TakenMessages { body, settled, route } = taken;
+    let template = components.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
+    let template = template.for_caller(context.caller.clone());
+    let template = match &route {
+        Some(route) => route.name(template, &components.upstream, &components.log, id),
+        None => Some(template),
+    };
+    // The server has lost the session that the POST concerns.
+    let Some(template) = template else { return respond::status(StatusCode::ACCEPTED) };
+    let on_accepted =
+        if is_proven { None } else { Some(settle_on_acceptance(id, records().cloned().collect(), messages)) };
+    let post = UpstreamPost {
+        template,
+        session_id: Some(id.clone()),
+        session: Some(session),
+        previous,
+        settled,
+        cancelled,
+        reservation,
+        slot,
+        credentials: context.credentials,
+        on_accepted,
+        may_be_sent_again: |status| !status.is_success(),
+    };
+    match post_delivery::start(components, post, queued).await {
+        Ok(Outcome::Held | Outcome::Dropped) => respond::status(StatusCode::ACCEPTED),
+        Ok(Outcome::Response(response)) => match owner_unknown {
+            Some(owner_unknown) => owner_unknown.check(components, response),
+            None => response,
+        },
+        Ok(Outcome::Failed(failure)) => refusals::fail_forward(components, failure),
+        Err(_) => refusals::fail_forward(components, Failure::after_send(ErrorCode::UpstreamBroke)),
+    }
+}
 
-    /// Handles a POST: forwards it to the replica that it concerns, or applies its messages here
-    /// and delivers it to the server.
-    pub(super) async fn handle(
-        &self,
-        mut context: Box<RequestContext>,
-        messages: Vec<Message>,
-        body: Bytes,
-    ) -> Response<BoxBody> {
-        let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
-            return self.forwarder.forward_post(context, body).await;
-        };
-        self.session_states.apply_notifications(&context, &messages);
-        let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
-        if messages.len() == 1 && cancelled.iter().any(|id| is_of_task(&session, id)) {
-            // A client gives up a request that has its response, or a reader: only `tasks/cancel`
-            // ends a task.
-            return respond::status(StatusCode::ACCEPTED);
-        }
-        let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
-        let owner_unknown = match self.forward_to_owner(&context, &post, &body).await {
-            Ok(Some(response)) => return response,
-            Ok(None) => None,
-            Err(owner_unknown) => Some(owner_unknown),
-        };
-        if let Some(code) = context.remote_session_error() {
-            return self.refusals.refuse(code);
-        }
-        let previous = match self.find_previous_sessions(&context, &post).await {
-            Ok(previous) => previous,
-            Err(unproven) => return unproven.into_response(&self.refusals),
-        };
-        let records = || std::iter::once(&session).chain(&previous);
-        let body = with_upstream_ids(body, &cancelled, records());
-        context.reservation = None;
-        let reservation = reserve_upload(&context, body.len());
-        let slot = match self.delivery.take_slot(Some(&session), &reservation).await {
-            Ok(slot) => slot,
-            Err(code) => return self.refusals.refuse(code),
-        };
-        let queued = session.queue_turn();
-        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
-        let Some(taken) = self.take_messages(&post, &previous, body, is_proven) else {
-            return respond::status(StatusCode::ACCEPTED);
-        };
-        let TakenMessages { body, settled, route } = taken;
-        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
-        let template = template.for_caller(context.caller.clone());
-        let template = match &route {
-            Some(route) => route.name(template, &self.upstream, &self.log, id),
-            None => Some(template),
-        };
-        // The server has lost the session that the POST concerns.
-        let Some(template) = template else { return respond::status(StatusCode::ACCEPTED) };
-        let on_accepted =
-            if is_proven { None } else { Some(settle_on_acceptance(id, records().cloned().collect(), messages)) };
-        let post = UpstreamPost {
-            template,
-            session_id: Some(id.clone()),
-            session: Some(session),
-            previous,
-            settled,
-            cancelled,
-            reservation,
-            slot,
-            credentials: context.credentials,
-            on_accepted,
-            may_be_sent_again: |status| !status.is_success(),
-        };
-        match self.delivery.start(post, queued).await {
-            Ok(Outcome::Held | Outcome::Dropped) => respond::status(StatusCode::ACCEPTED),
-            Ok(Outcome::Response(response)) => match owner_unknown {
-                Some(owner_unknown) => owner_unknown.check(&self.refusals, response),
-                None => response,
-            },
-            Ok(Outcome::Failed(failure)) => self.refusals.fail_forward(failure),
-            Err(_) => self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
-        }
+/// Applies the responses of a POST to the server's requests, at once if the caller is proven.
+/// Returns `None` if nothing is left to be sent.
+fn take_messages(
+    components: &Components,
+    post: &SessionPost<'_>,
+    previous: &[Arc<Session>],
+    body: Bytes,
+    is_proven: bool,
+) -> Option<TakenMessages> {
+    let messages = post.messages;
+    let records = || std::iter::once(post.session).chain(previous);
+    let requesting = || requesting_streams(&components.log, post.id, records());
+    let cancelled = || {
+        let running = running_calls(records());
+        let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
+        post.cancelled.iter().filter_map(owing).map(|(stream, _)| stream).collect()
+    };
+    let responses = messages.iter().enumerate().filter_map(|(index, message)| match message {
+        Message::Response { id, .. } => Some((index, id.as_ref()?)),
+        Message::Request { .. } | Message::Notification { .. } => None,
+    });
+    let route = GenerationRoute::choose(&components.log, post.id, responses, requesting, cancelled);
+    let (settled, mut unwanted) = if is_proven {
+        settle_requests(&components.log, post.id, records(), messages)
+    } else {
+        (Vec::new(), repeated_responses(&components.log, post.id, records(), messages))
+    };
+    if !unwanted.is_empty() {
+        components.metrics.observe_repeated_response();
     }
+    let body = match &route {
+        Some(route) => {
+            unwanted.extend(route.dropped());
+            unwanted.sort_unstable();
+            unwanted.dedup();
+            route.restore_ids(body)
+        }
+        None => body,
+    };
+    Some(TakenMessages { body: without(body, messages.len(), &unwanted)?, settled, route })
+}
 
-    /// Applies the responses of a POST to the server's requests, at once if the caller is proven.
-    /// Returns `None` if nothing is left to be sent.
-    fn take_messages(
-        &self,
-        post: &SessionPost<'_>,
-        previous: &[Arc<Session>],
-        body: Bytes,
-        is_proven: bool,
-    ) -> Option<TakenMessages> {
-        let messages = post.messages;
-        let records = || std::iter::once(post.session).chain(previous);
-        let requesting = || requesting_streams(&self.log, post.id, records());
-        let cancelled = || {
-            let running = running_calls(records());
-            let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
-            post.cancelled.iter().filter_map(owing).map(|(stream, _)| stream).collect()
-        };
-        let responses = messages.iter().enumerate().filter_map(|(index, message)| match message {
-            Message::Response { id, .. } => Some((index, id.as_ref()?)),
-            Message::Request { .. } | Message::Notification { .. } => None,
-        });
-        let route = GenerationRoute::choose(&self.log, post.id, responses, requesting, cancelled);
-        let (settled, mut unwanted) = if is_proven {
-            settle_requests(&self.log, post.id, records(), messages)
-        } else {
-            (Vec::new(), repeated_responses(&self.log, post.id, records(), messages))
-        };
-        if !unwanted.is_empty() {
-            self.metrics.observe_repeated_response();
-        }
-        let body = match &route {
-            Some(route) => {
-                unwanted.extend(route.dropped());
-                unwanted.sort_unstable();
-                unwanted.dedup();
-                route.restore_ids(body)
-            }
-            None => body,
-        };
-        Some(TakenMessages { body: without(body, messages.len(), &unwanted)?, settled, route })
+/// Forwards the POST if it concerns another replica, and no stream of the caller here; see
+/// [`forward_to_replicas::forward_to_owner`].
+async fn forward_to_owner(
+    components: &Components,
+    context: &RequestContext,
+    post: &SessionPost<'_>,
+    body: &Bytes,
+) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
+    let has_request_id = forward_to_replicas::has_request_id(post.messages, !post.cancelled.is_empty());
+    if !forward_to_replicas::may_concern_others(components, context, has_request_id) {
+        return Ok(None);
     }
+    if !context.has_remote_session() && is_concerned(components, post, post.id, post.session) {
+        return Ok(None);
+    }
+    Box::pin(forward_to_replicas::forward_to_owner(components, context, body, has_request_id)).await
+}
 
-    /// Forwards the POST if it concerns another replica, and no stream of the caller here; see
-    /// [`OwnerForwarder::forward_to_owner`].
-    async fn forward_to_owner(
-        &self,
-        context: &RequestContext,
-        post: &SessionPost<'_>,
-        body: &Bytes,
-    ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let has_request_id = forward_to_replicas::has_request_id(post.messages, !post.cancelled.is_empty());
-        if !self.owners.may_concern_others(context, has_request_id) {
-            return Ok(None);
-        }
-        if !context.has_remote_session() && self.is_concerned(post, post.id, post.session) {
-            return Ok(None);
-        }
-        Box::pin(self.owners.forward_to_owner(context, body, has_request_id)).await
+/// Returns the records of the session under older tokens, if any of them is concerned. Streams
+/// of the caller's current token need no older token.
+async fn find_previous_sessions(
+    components: &Components,
+    context: &RequestContext,
+    post: &SessionPost<'_>,
+) -> Result<Vec<Arc<Session>>, Unproven> {
+    if context.binding.subject.is_none() || is_concerned(components, post, post.id, post.session) {
+        return Ok(Vec::new());
     }
+    let is_concerned = |id: &SessionId, session: &Session| is_concerned(components, post, id, session);
+    Box::pin(token_refresh::previous_sessions(components, context, is_concerned)).await
+}
 
-    /// Returns the records of the session under older tokens, if any of them is concerned. Streams
-    /// of the caller's current token need no older token.
-    async fn find_previous_sessions(
-        &self,
-        context: &RequestContext,
-        post: &SessionPost<'_>,
-    ) -> Result<Vec<Arc<Session>>, Unproven> {
-        if context.binding.subject.is_none() || self.is_concerned(post, post.id, post.session) {
-            return Ok(Vec::new());
-        }
-        let is_concerned = |id: &SessionId, session: &Session| self.is_concerned(post, id, session);
-        Box::pin(self.tokens.previous_sessions(context, is_concerned)).await
-    }
-
-    /// True if the POST responds to or cancels a request on a stream of `session`.
-    fn is_concerned(&self, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
-        let streams = self.log.concerned_streams(id, session, post.messages);
-        token_refresh::is_concerned(&streams, post.messages, post.cancelled)
-    }
+/// True if the POST responds to or cancels a request on a stream of `session`.
+fn is_concerned(components: &Components, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
+    let streams = components.log.retention().concerned_streams(id, session, post.messages);
+    token_refresh::is_concerned(&streams, post.messages, post.cancelled)
 }
 
 /// Returns true for the ID of a call that is a task, or of a request that reads a task.
@@ -277,7 +236,8 @@ fn settle_requests<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return (settled, repeated);
     }
-    let open_streams: Vec<_> = records.map(|session| log.asking_streams(session_id, session, messages)).collect();
+    let open_streams: Vec<_> =
+        records.map(|session| log.retention().asking_streams(session_id, session, messages)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
         let outcomes = open_streams.iter().map(|streams| Sessions::match_client_response(streams, id));
@@ -304,7 +264,8 @@ fn repeated_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return Vec::new();
     }
-    let open_streams: Vec<_> = records.map(|session| log.asking_streams(session_id, session, messages)).collect();
+    let open_streams: Vec<_> =
+        records.map(|session| log.retention().asking_streams(session_id, session, messages)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
         let waits = |stream: &Arc<Stream>| {

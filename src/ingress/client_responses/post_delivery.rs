@@ -14,19 +14,18 @@ use crate::clock;
 use crate::event_log::{EventLog, PostSlot, QueuedTurn, Session, Stream, Turn, UploadReservation, stream_owing};
 use crate::ingress::components::Components;
 use crate::ingress::context::RequestContext;
-use crate::ingress::forward::Forwarder;
-use crate::ingress::metrics::Metrics;
+use crate::ingress::forward;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::RequestId;
-use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
+use crate::upstream::{Credentials, ResponseBody, Template};
 
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Maximum time to hold a response whose stream is unknown, and maximum wait for the upstream's
 /// status.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time after its sending in which a written response keeps later POSTs waiting for its status.
+/// Time that a sent response keeps later POSTs waiting for its status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One POST on its way upstream.
@@ -70,132 +69,106 @@ pub(super) enum Outcome {
     Failed(Failure),
 }
 
-/// Delivers POSTs without requests.
-pub(in crate::ingress) struct PostDelivery {
-    log: Arc<EventLog>,
-    upstream: Arc<Upstream>,
-    metrics: Arc<Metrics>,
-    forwarder: Arc<Forwarder>,
-    /// Time for the upstream to respond before the proxy responds with 202, or `None` if it never
-    /// does.
-    commit_after: Option<Duration>,
-    connect_timeout: Duration,
-    /// Maximum time to retry while the upstream refuses connections. Limits a POST that no open
-    /// call waits for, or with credentials that the upstream has not accepted lately.
-    wait: Duration,
-    /// Largest number of held POSTs of a session.
-    max_held: usize,
+/// Waits for a slot among the session's POSTs, and for room. Nothing is sent without them.
+///
+/// # Errors
+/// `TooManyHeld`, `ShareFull` or `ProxyFull`.
+pub(super) async fn take_slot(
+    components: &Components,
+    session: Option<&Arc<Session>>,
+    reservation: &UploadReservation,
+) -> Result<Option<PostSlot>, ErrorCode> {
+    components.log.evict_for_upload(reservation)?;
+    let Some(session) = session else { return Ok(None) };
+    let config = &components.config;
+    session.take_slot(config.limits.held_posts_per_session, config.upstream.connect_timeout).await.map(Some)
 }
 
-impl PostDelivery {
-    pub(in crate::ingress) fn new(components: &Components, forwarder: Arc<Forwarder>) -> Self {
-        let Components { config, log, upstream, metrics, .. } = components;
-        Self {
-            log: log.clone(),
-            upstream: upstream.clone(),
-            metrics: metrics.clone(),
-            forwarder,
-            commit_after: config.delivery.commit_after,
-            connect_timeout: config.upstream.connect_timeout,
-            wait: config.upstream.wait,
-            max_held: config.limits.held_posts_per_session,
+/// Waits until the request that a cancel names has been sent, so that the cancel goes upstream
+/// after it. Once it counts, the stream ends in either case.
+async fn await_cancelled(components: &Components, post: &UpstreamPost) {
+    for (stream, id) in post.owing() {
+        let limit = components.config.upstream.connect_timeout;
+        if stream.upstream().is_waiting() {
+            // The call withdraws its request, unless that is being sent at this moment.
+            stream.cancel(&id);
+            let _ = tokio::time::timeout(limit, stream.upstream().reached()).await;
+            continue;
+        }
+        // A request that is never sent needs no cancel upstream.
+        let _ = tokio::time::timeout(limit, stream.upstream().sent()).await;
+        if post.on_accepted.is_none() {
+            stream.cancel(&id);
         }
     }
+}
 
-    /// Waits for a slot among the session's POSTs, and for room. Nothing is sent without them.
-    ///
-    /// # Errors
-    /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
-    pub(super) async fn take_slot(
-        &self,
-        session: Option<&Arc<Session>>,
-        reservation: &UploadReservation,
-    ) -> Result<Option<PostSlot>, ErrorCode> {
-        self.log.evict_for_upload(reservation)?;
-        let Some(session) = session else { return Ok(None) };
-        session.take_slot(self.max_held, self.connect_timeout).await.map(Some)
-    }
-
-    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream
-    /// after it. Once it counts, the stream ends in either case.
-    async fn await_cancelled(&self, post: &UpstreamPost) {
-        for (stream, id) in post.owing() {
-            let limit = self.connect_timeout;
-            if stream.upstream().is_waiting() {
-                // The call withdraws its request, unless that is being sent at this moment.
-                stream.cancel(&id);
-                let _ = tokio::time::timeout(limit, stream.upstream().reached()).await;
-                continue;
-            }
-            // A request that is never sent needs no cancel upstream.
-            let _ = tokio::time::timeout(limit, stream.upstream().sent()).await;
-            if post.on_accepted.is_none() {
-                stream.cancel(&id);
-            }
+/// Returns whether the server refused the session of a POST, and the next request of the client may
+/// open it again. Then the POST is dropped. The server repeats the requests that it still needs.
+/// The returned response has its whole body.
+async fn is_dropped(
+    components: &Components,
+    post: &UpstreamPost,
+    response: Response<ResponseBody>,
+) -> (Response<ResponseBody>, bool) {
+    match (&post.session_id, &post.session) {
+        (Some(id), Some(session)) => {
+            let (log, principal, template) = (&components.log, session.principal(), &post.template);
+            Box::pin(components.upstream.is_refused_in_revivable_session(log, id, principal, template, response)).await
         }
+        (None, _) | (_, None) => (response, false),
     }
+}
 
-    /// Returns whether the server refused the session of a POST, and the next request of the client
-    /// may open it again: then the POST is dropped. The server repeats the requests that it still
-    /// needs. The returned response has its whole body.
-    async fn is_dropped(
-        &self,
-        post: &UpstreamPost,
-        response: Response<ResponseBody>,
-    ) -> (Response<ResponseBody>, bool) {
-        match (&post.session_id, &post.session) {
-            (Some(id), Some(session)) => {
-                let (log, principal, template) = (&self.log, session.principal(), &post.template);
-                Box::pin(self.upstream.is_refused_in_revivable_session(log, id, principal, template, response)).await
-            }
-            (None, _) | (_, None) => (response, false),
+/// Delivers a POST in a task of its own, in its turn of the session if it is `queued`. So a client
+/// that disconnects now has still responded. The task sends the outcome for the client.
+pub(super) fn start(
+    components: &Arc<Components>,
+    post: UpstreamPost,
+    queued: Option<QueuedTurn>,
+) -> oneshot::Receiver<Outcome> {
+    let (reply, replied) = oneshot::channel();
+    tokio::spawn(deliver(components.clone(), post, queued, reply).in_current_span());
+    replied
+}
+
+async fn deliver(
+    components: Arc<Components>,
+    post: UpstreamPost,
+    queued: Option<QueuedTurn>,
+    reply: oneshot::Sender<Outcome>,
+) {
+    await_cancelled(&components, &post).await;
+    let mut attempt =
+        Attempt { components: &components, post: &post, reply: Some(reply), turn: None, began: clock::now() };
+    if let Some(queued) = queued {
+        if let Err(code) = components.log.evict_for(post.reservation.reservation()) {
+            return attempt.fail(Failure::before_run(code));
         }
+        attempt.acknowledge();
+        attempt.turn = Some(queued.await);
     }
-
-    /// Delivers a POST in a task of its own, in its turn of the session if it is `queued`: a client
-    /// that disconnects now has still responded. The task sends the outcome for the client.
-    pub(super) fn start(
-        self: &Arc<Self>,
-        post: UpstreamPost,
-        queued: Option<QueuedTurn>,
-    ) -> oneshot::Receiver<Outcome> {
-        let (reply, replied) = oneshot::channel();
-        tokio::spawn(self.clone().deliver(post, queued, reply).in_current_span());
-        replied
-    }
-
-    async fn deliver(self: Arc<Self>, post: UpstreamPost, queued: Option<QueuedTurn>, reply: oneshot::Sender<Outcome>) {
-        self.await_cancelled(&post).await;
-        let mut attempt = Attempt { delivery: &self, post: &post, reply: Some(reply), turn: None, began: clock::now() };
-        if let Some(queued) = queued {
-            if let Err(code) = self.log.evict_for(post.reservation.reservation()) {
+    let now = clock::now();
+    let until = Deadlines { server: now + components.config.upstream.wait, held: now + HOLD_TIMEOUT };
+    let mut backoff = BACKOFF;
+    loop {
+        match attempt.send().await {
+            Ok(response) => {
+                let (response, is_dropped) = is_dropped(&components, &post, response).await;
+                return attempt.finish(response, is_dropped);
+            }
+            Err(failure) if failure.may_have_run => return attempt.fail(failure),
+            Err(failure) if !post.is_wanted(&until) => return attempt.fail(failure),
+            Err(_) if let Err(code) = components.log.evict_for(post.reservation.reservation()) => {
                 return attempt.fail(Failure::before_run(code));
             }
-            attempt.acknowledge();
-            attempt.turn = Some(queued.await);
-        }
-        let now = clock::now();
-        let until = Deadlines { server: now + self.wait, held: now + HOLD_TIMEOUT };
-        let mut backoff = BACKOFF;
-        loop {
-            match attempt.send().await {
-                Ok(response) => {
-                    let (response, is_dropped) = self.is_dropped(&post, response).await;
-                    return attempt.finish(response, is_dropped);
-                }
-                Err(failure) if failure.may_have_run => return attempt.fail(failure),
-                Err(failure) if !post.is_wanted(&until) => return attempt.fail(failure),
-                Err(_) if let Err(code) = self.log.evict_for(post.reservation.reservation()) => {
+            Err(_) => {
+                if let Err(code) = attempt.hold().await {
                     return attempt.fail(Failure::before_run(code));
                 }
-                Err(_) => {
-                    if let Err(code) = attempt.hold().await {
-                        return attempt.fail(Failure::before_run(code));
-                    }
-                }
             }
-            clock::sleep(backoff.next_pause()).await;
         }
+        clock::sleep(backoff.next_pause()).await;
     }
 }
 
@@ -268,7 +241,7 @@ async fn within_hold_limit(sending: impl Future<Output = UpstreamResult>) -> Ups
 
 /// One delivery in progress.
 struct Attempt<'a> {
-    delivery: &'a PostDelivery,
+    components: &'a Components,
     post: &'a UpstreamPost,
     reply: Option<oneshot::Sender<Outcome>>,
     turn: Option<Turn>,
@@ -281,15 +254,15 @@ impl Attempt<'_> {
     /// [`LATE_TIMEOUT`] no other POST waits behind it, but it is not given up before
     /// [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never responds with 202.
     async fn send(&mut self) -> UpstreamResult {
-        let (delivery, post) = (self.delivery, self.post);
+        let (components, post) = (self.components, self.post);
         self.began = clock::now();
         let late_at = self.began + LATE_TIMEOUT;
         if let Some(session) = &post.session {
             session.note_sent();
         }
-        let mut sending = std::pin::pin!(delivery.upstream.send(&post.template, None));
+        let mut sending = std::pin::pin!(components.upstream.send(&post.template));
         if self.turn.is_none() {
-            let commit_after = if post.on_accepted.is_none() { delivery.commit_after } else { None };
+            let commit_after = if post.on_accepted.is_none() { components.config.delivery.commit_after } else { None };
             let Some(commit_after) = commit_after else { return within_hold_limit(sending).await };
             if let Ok(response) = tokio::time::timeout(commit_after, &mut sending).await {
                 return response;
@@ -324,7 +297,7 @@ impl Attempt<'_> {
             return Ok(());
         }
         if self.reply.is_some() {
-            self.delivery.log.evict_for(self.post.reservation.reservation())?;
+            self.components.log.evict_for(self.post.reservation.reservation())?;
         }
         if let (None, Some(session)) = (&self.turn, &self.post.session) {
             self.turn = Some(session.clone().take_turn().await);
@@ -337,7 +310,7 @@ impl Attempt<'_> {
         if self.post.on_accepted.is_none()
             && let Some(reply) = self.reply.take()
         {
-            self.delivery.metrics.observe_held_response();
+            self.components.metrics.observe_held_response();
             info!("a client response is held until the upstream takes it");
             let _ = reply.send(Outcome::Held);
         }
@@ -352,16 +325,16 @@ impl Attempt<'_> {
             return;
         }
         let status = response.status();
-        self.delivery.upstream.observed().record_status(self.post.credentials, status, self.began, clock::now());
+        self.components.upstream.observed().record_status(self.post.credentials, status, self.began, clock::now());
         if (self.post.may_be_sent_again)(status) {
             self.post.reopen_requests();
         } else {
-            self.post.apply(&self.delivery.log);
+            self.post.apply(&self.components.log);
         }
         match self.reply {
             // The client may have disconnected. Its response has arrived all the same.
             Some(reply) => {
-                let response = self.delivery.forwarder.pass_response(&self.post.template, response);
+                let response = forward::pass_response(self.components, &self.post.template, response);
                 let _ = reply.send(Outcome::Response(response));
             }
             None if status.is_success() => {}

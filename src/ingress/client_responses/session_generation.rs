@@ -1,5 +1,5 @@
-//! Client responses and cancels in a session that was opened again: the generation of the session
-//! that each concerns.
+//! Client responses and cancels in a revived session: the generation of the session that each
+//! concerns.
 //!
 //! A response goes to the generation of its server request, and a cancel to the generation of the
 //! cancelled request. Owned here: the choice of one generation for a POST, and the responses that
@@ -18,7 +18,7 @@ use crate::protocol::ids::SessionGeneration;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::{Template, Upstream, reopened_session};
 
-/// Way of a POST in a session that was opened again.
+/// Way of a POST in a revived session.
 pub(super) struct GenerationRoute {
     handshake: Arc<Handshake>,
     /// Generation of the POST, or `None` if it concerns no particular one.
@@ -93,7 +93,7 @@ fn generation_of(handshake: &Handshake, requesting: &[Arc<Stream>], id: &Request
     let newest = handshake.newest_generation();
     let requested = match handshake.server_id_of(id) {
         Some((generation, _)) => generation,
-        // Later requests with this ID have one of the proxy's own.
+        // Later requests with this ID have an ID of the proxy's own.
         None if handshake.has_left_unanswered(id) => return awaiting.filter(|generation| *generation < newest),
         None => awaiting.unwrap_or(newest),
     };

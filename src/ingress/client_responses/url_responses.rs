@@ -7,24 +7,22 @@ use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 use tracing::{Instrument, warn};
 
-use super::post_delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
+use super::post_delivery::{self, OnAccepted, Outcome, UpstreamPost, reserve_upload};
 use super::session_generation::GenerationRoute;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::dialect::stream_url::{self, SortedResponses};
-use crate::event_log::{EventLog, Stream};
+use crate::event_log::Stream;
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
-use crate::ingress::forward_to_replicas::OwnerForwarder;
-use crate::ingress::metrics::Metrics;
-use crate::ingress::refusals::Refusals;
-use crate::ingress::stream_finder::StreamFinder;
+use crate::ingress::forward_to_replicas;
+use crate::ingress::refusals;
+use crate::ingress::stream_finder;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers;
 use crate::protocol::ids::EventId;
 use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
 use crate::server::respond;
-use crate::upstream::{Template, Upstream};
+use crate::upstream::Template;
 
 /// Responses of a client in a POST on a stream URL.
 pub(in crate::ingress) struct ParsedResponses {
@@ -37,260 +35,236 @@ pub(in crate::ingress) struct ParsedResponses {
 /// Error for a POST whose responses must come again.
 type Refusal = Box<Response<BoxBody>>;
 
-/// Delivers client responses on stream URLs.
-pub(in crate::ingress) struct UrlResponses {
-    log: Arc<EventLog>,
-    upstream: Arc<Upstream>,
-    metrics: Arc<Metrics>,
-    /// Largest number of messages in a body.
-    max_batch: usize,
-    refusals: Refusals,
-    finder: Arc<StreamFinder>,
-    owners: Arc<OwnerForwarder>,
-    delivery: Arc<PostDelivery>,
+/// Delivers the client's responses for `stream`, whose event ID is `id`: at its writer, or to
+/// the server here.
+///
+/// # Errors
+/// If the client must send them again.
+pub(in crate::ingress) async fn deliver(
+    components: &Arc<Components>,
+    context: &mut RequestContext,
+    id: &EventId,
+    stream: &Arc<Stream>,
+    responses: ParsedResponses,
+) -> Result<(), Refusal> {
+    if stream.replica().is_remote() {
+        return deliver_to_writer(components, context, id, stream, responses).await;
+    }
+    // Each response reserves its own bytes on its way upstream.
+    context.reservation = None;
+    deliver_here(components, context, stream, responses.responses).await
 }
 
-impl UrlResponses {
-    pub(in crate::ingress) fn new(
-        components: &Components,
-        refusals: Refusals,
-        finder: Arc<StreamFinder>,
-        owners: Arc<OwnerForwarder>,
-        delivery: Arc<PostDelivery>,
-    ) -> Self {
-        let Components { config, log, upstream, metrics, .. } = components;
-        Self {
-            log: log.clone(),
-            upstream: upstream.clone(),
-            metrics: metrics.clone(),
-            max_batch: config.limits.batch,
-            refusals,
-            finder,
-            owners,
-            delivery,
-        }
+/// Returns the client's responses of a POST, which has nothing else, and no more than a batch
+/// may have.
+pub(in crate::ingress) fn parse(
+    components: &Components,
+    context: &RequestContext,
+    body: Bytes,
+) -> Result<ParsedResponses, ErrorCode> {
+    if !context.facts.is_json {
+        return Err(ErrorCode::BadRequest);
     }
-
-    /// Delivers the client's responses for `stream`, whose event ID is `id`: at its writer, or to
-    /// the server here.
-    ///
-    /// # Errors
-    /// If the client must send them again.
-    pub(in crate::ingress) async fn deliver(
-        self: &Arc<Self>,
-        context: &mut RequestContext,
-        id: &EventId,
-        stream: &Arc<Stream>,
-        responses: ParsedResponses,
-    ) -> Result<(), Refusal> {
-        if stream.replica().is_remote() {
-            return self.deliver_to_writer(context, id, stream, responses).await;
+    let messages = jsonrpc::peek_up_to(&body, components.config.limits.batch).map_err(|error| match error {
+        PeekError::TooLong => ErrorCode::BatchTooLong,
+        PeekError::NotJson => ErrorCode::NotJson,
+        PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
+    })?;
+    let texts = match &messages {
+        jsonrpc::Body::Single(_) => vec![body.clone()],
+        jsonrpc::Body::Batch(_) => {
+            let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
+            texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
         }
-        // Each response reserves its own bytes on its way upstream.
-        context.reservation = None;
-        self.deliver_here(context, stream, responses.responses).await
-    }
-
-    /// Returns the client's responses of a POST, which has nothing else, and no more than a batch
-    /// may have.
-    pub(in crate::ingress) fn parse(
-        &self,
-        context: &RequestContext,
-        body: Bytes,
-    ) -> Result<ParsedResponses, ErrorCode> {
-        if !headers::is_json(&context.parts.headers) {
-            return Err(ErrorCode::BadRequest);
+    };
+    let responses = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
+        Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
+        Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
+            Err(ErrorCode::BadRequest)
         }
-        let messages = jsonrpc::peek_up_to(&body, self.max_batch).map_err(|error| match error {
-            PeekError::TooLong => ErrorCode::BatchTooLong,
-            PeekError::NotJson => ErrorCode::NotJson,
-            PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
-        })?;
-        let texts = match &messages {
-            jsonrpc::Body::Single(_) => vec![body.clone()],
-            jsonrpc::Body::Batch(_) => {
-                let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
-                texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
+    });
+    let responses = responses.collect::<Result<_, _>>()?;
+    Ok(ParsedResponses { body, responses })
+}
+
+/// Delivers the responses to the writer of the stream, whose server has the request. If that
+/// replica is gone they are delivered here.
+async fn deliver_to_writer(
+    components: &Arc<Components>,
+    context: &RequestContext,
+    id: &EventId,
+    stream: &Arc<Stream>,
+    responses: ParsedResponses,
+) -> Result<(), Refusal> {
+    match Box::pin(forward_to_replicas::forward_to_writer(components, context, id, &responses.body)).await {
+        Some(response) if response.status().is_success() => {
+            // The writer says so as well, but later: the server has just got the response.
+            for (_, id) in &responses.responses {
+                let _ = stream.change(|machine, now| machine.handle_client_response(id, now));
             }
-        };
-        let responses = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
-            Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
-            Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
-                Err(ErrorCode::BadRequest)
-            }
-        });
-        let responses = responses.collect::<Result<_, _>>()?;
-        Ok(ParsedResponses { body, responses })
+            Ok(())
+        }
+        Some(refusal) => Err(Box::new(refusal)),
+        None => deliver_here(components, context, stream, responses.responses).await,
     }
+}
 
-    /// Delivers the responses to the writer of the stream, whose server has the request. If that
-    /// replica is gone they are delivered here.
-    async fn deliver_to_writer(
-        self: &Arc<Self>,
-        context: &RequestContext,
-        id: &EventId,
-        stream: &Arc<Stream>,
-        responses: ParsedResponses,
-    ) -> Result<(), Refusal> {
-        match Box::pin(self.owners.forward_to_writer(context, id, &responses.body)).await {
-            Some(response) if response.status().is_success() => {
-                // The writer says so as well, but later: the server has just got the response.
-                for (_, id) in &responses.responses {
-                    let _ = stream.change(|machine, now| machine.handle_client_response(id, now));
-                }
-                Ok(())
-            }
-            Some(refusal) => Err(Box::new(refusal)),
-            None => self.deliver_here(context, stream, responses.responses).await,
-        }
+/// Delivers the responses to the upstream one by one, since only the oldest revision has
+/// arrays.
+///
+/// # Errors
+/// If the client must send them again: none from the refused one on was delivered.
+async fn deliver_here(
+    components: &Arc<Components>,
+    context: &RequestContext,
+    stream: &Arc<Stream>,
+    responses: Vec<(Bytes, RequestId)>,
+) -> Result<(), Refusal> {
+    let is_proven = components.upstream.observed().has_accepted(&context.credentials, clock::now());
+    let route = choose_route(components, context, stream, &responses);
+    let responses = match &route {
+        Some(route) => without_dropped(route, stream, responses, is_proven),
+        None => responses,
+    };
+    let SortedResponses { to_forward, repeated } = if is_proven {
+        stream_url::note_responses(stream, responses)
+    } else {
+        stream_url::preview_responses(stream, responses)
+    };
+    if repeated > 0 {
+        components.metrics.observe_repeated_response();
     }
-
-    /// Delivers the responses to the upstream one by one, since only the oldest revision has
-    /// arrays.
-    ///
-    /// # Errors
-    /// If the client must send them again: none from the refused one on was delivered.
-    async fn deliver_here(
-        self: &Arc<Self>,
-        context: &RequestContext,
-        stream: &Arc<Stream>,
-        responses: Vec<(Bytes, RequestId)>,
-    ) -> Result<(), Refusal> {
-        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
-        let route = self.choose_route(context, stream, &responses);
-        let responses = match &route {
-            Some(route) => without_dropped(route, stream, responses, is_proven),
-            None => responses,
-        };
-        let SortedResponses { to_forward, repeated } = if is_proven {
-            stream_url::note_responses(stream, responses)
-        } else {
-            stream_url::preview_responses(stream, responses)
-        };
-        if repeated > 0 {
-            self.metrics.observe_repeated_response();
-        }
-        let posts = to_forward.into_iter().filter_map(|(message, id)| {
-            Some(UpstreamPost {
-                credentials: context.credentials,
-                on_accepted: if is_proven { None } else { Some(settle_on_acceptance(stream.clone(), id.clone())) },
-                reservation: reserve_upload(context, message.len()),
-                slot: None,
-                template: self.template(context, route.as_ref(), message)?,
-                session_id: context.binding.session.clone(),
-                session: context.session.clone(),
-                previous: Vec::new(),
-                settled: match id {
-                    Some(id) if is_proven => vec![(stream.clone(), id)],
-                    Some(_) | None => Vec::new(),
-                },
-                cancelled: Vec::new(),
-                may_be_sent_again: should_reach_client,
-            })
-        });
-        let posts: Vec<_> = posts.collect();
-        if posts.is_empty() {
-            return Ok(());
-        }
-        if let Some(code) = context.remote_session_error() {
-            for post in &posts {
-                post.reopen_requests();
-            }
-            return Err(Box::new(self.refusals.refuse(code)));
-        }
-        // A task of its own: a client that disconnects now has still responded.
-        match tokio::spawn(self.clone().deliver_all(stream.clone(), posts).in_current_span()).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(Box::new(self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))),
-        }
-    }
-
-    /// Returns the way of the responses in a session that was opened again, or `None` in any other.
-    fn choose_route(
-        &self,
-        context: &RequestContext,
-        stream: &Arc<Stream>,
-        responses: &[(Bytes, RequestId)],
-    ) -> Option<GenerationRoute> {
-        let ids = responses.iter().map(|(_, id)| id).enumerate();
-        let session = context.binding.session.as_ref()?;
-        GenerationRoute::choose(&self.log, session, ids, || vec![stream.clone()], Vec::new)
-    }
-
-    /// Returns the request with one response, or `None` if the server has lost the session that it
-    /// concerns.
-    fn template(&self, context: &RequestContext, route: Option<&GenerationRoute>, message: Bytes) -> Option<Template> {
-        let call = |message| {
-            let call = self.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
-            call.for_caller(context.caller.clone())
-        };
-        match (route, &context.binding.session) {
-            (Some(route), Some(id)) => route.name(call(route.restore_ids(message)), &self.upstream, &self.log, id),
-            (None, _) | (_, None) => Some(call(message)),
-        }
-    }
-
-    /// Delivers responses that another replica forwards to the writer of their stream. `None` if
-    /// this replica is not the writer.
-    pub(in crate::ingress) async fn handle_forwarded(
-        self: &Arc<Self>,
-        context: &RequestContext,
-        id: &EventId,
-        body: &Bytes,
-    ) -> Option<Response<BoxBody>> {
-        let responses = self.parse(context, body.clone()).ok()?;
-        let (stream, _) = self.finder.find_stream(context, id).await.ok()??;
-        if stream.replica().is_remote() {
-            return None;
-        }
-        Some(match self.deliver_here(context, &stream, responses.responses).await {
-            Ok(()) => respond::status(StatusCode::ACCEPTED),
-            Err(refusal) => *refusal,
+    let posts = to_forward.into_iter().filter_map(|(message, id)| {
+        Some(UpstreamPost {
+            credentials: context.credentials,
+            on_accepted: if is_proven { None } else { Some(settle_on_acceptance(stream.clone(), id.clone())) },
+            reservation: reserve_upload(context, message.len()),
+            slot: None,
+            template: template(components, context, route.as_ref(), message)?,
+            session_id: context.binding.session.clone(),
+            session: context.session.clone(),
+            previous: Vec::new(),
+            settled: match id {
+                Some(id) if is_proven => vec![(stream.clone(), id)],
+                Some(_) | None => Vec::new(),
+            },
+            cancelled: Vec::new(),
+            may_be_sent_again: should_reach_client,
         })
+    });
+    let posts: Vec<_> = posts.collect();
+    if posts.is_empty() {
+        return Ok(());
     }
-
-    async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, posts: Vec<UpstreamPost>) -> Result<(), Refusal> {
-        let mut left = posts.into_iter();
-        while let Some(post) = left.next() {
-            if let Err(refusal) = self.deliver_one(&stream, post).await {
-                for post in left {
-                    post.reopen_requests();
-                }
-                return Err(refusal);
-            }
+    if let Some(code) = context.remote_session_error() {
+        for post in &posts {
+            post.reopen_requests();
         }
-        Ok(())
+        return Err(Box::new(refusals::refuse(components, code)));
     }
-
-    async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut post: UpstreamPost) -> Result<(), Refusal> {
-        match self.delivery.take_slot(post.session.as_ref(), &post.reservation).await {
-            Ok(slot) => post.slot = slot,
-            Err(code) => {
-                post.reopen_requests();
-                return Err(Box::new(self.refusals.refuse(code)));
-            }
-        }
-        let queued = post.session.as_ref().and_then(|session| session.queue_turn());
-        match self.delivery.start(post, queued).await {
-            Ok(Outcome::Response(response)) if should_reach_client(response.status()) => Err(Box::new(response)),
-            Ok(Outcome::Response(response)) if !response.status().is_success() => {
-                warn!(status = response.status().as_u16(), "the upstream refused a client response on a stream URL");
-                Ok(())
-            }
-            Ok(Outcome::Failed(failure))
-                if failure.may_have_run || stream.with_machine(|machine| machine.lifecycle().is_sealed()) =>
-            {
-                warn!(error = failure.code.label(), "a client response on a stream URL may not have arrived");
-                Ok(())
-            }
-            Ok(Outcome::Failed(failure)) => Err(Box::new(self.refusals.fail_forward(failure))),
-            Ok(Outcome::Response(_) | Outcome::Held | Outcome::Dropped) | Err(_) => Ok(()),
-        }
+    // A task of its own: a client that disconnects now has still responded.
+    match tokio::spawn(deliver_all(components.clone(), stream.clone(), posts).in_current_span()).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(Box::new(refusals::fail_forward(components, Failure::after_send(ErrorCode::UpstreamBroke)))),
     }
 }
 
-/// Returns the responses without those whose request is gone with its generation of the session.
-/// These count as delivered.
+/// Returns the way of the responses in a revived session, or `None` in any other.
+fn choose_route(
+    components: &Components,
+    context: &RequestContext,
+    stream: &Arc<Stream>,
+    responses: &[(Bytes, RequestId)],
+) -> Option<GenerationRoute> {
+    let ids = responses.iter().map(|(_, id)| id).enumerate();
+    let session = context.binding.session.as_ref()?;
+    GenerationRoute::choose(&components.log, session, ids, || vec![stream.clone()], Vec::new)
+}
+
+/// Returns the request with one response, or `None` if the server has lost the session that it
+/// concerns.
+fn template(
+    components: &Components,
+    context: &RequestContext,
+    route: Option<&GenerationRoute>,
+    message: Bytes,
+) -> Option<Template> {
+    let call = |message| {
+        let call = components.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
+        call.for_caller(context.caller.clone())
+    };
+    match (route, &context.binding.session) {
+        (Some(route), Some(id)) => {
+            route.name(call(route.restore_ids(message)), &components.upstream, &components.log, id)
+        }
+        (None, _) | (_, None) => Some(call(message)),
+    }
+}
+
+/// Delivers responses that another replica forwards to the writer of their stream. `None` if
+/// this replica is not the writer.
+pub(in crate::ingress) async fn handle_forwarded(
+    components: &Arc<Components>,
+    context: &RequestContext,
+    id: &EventId,
+    body: &Bytes,
+) -> Option<Response<BoxBody>> {
+    let responses = parse(components, context, body.clone()).ok()?;
+    let (stream, _) = stream_finder::find_stream(components, context, id).await.ok()??;
+    if stream.replica().is_remote() {
+        return None;
+    }
+    Some(match deliver_here(components, context, &stream, responses.responses).await {
+        Ok(()) => respond::status(StatusCode::ACCEPTED),
+        Err(refusal) => *refusal,
+    })
+}
+
+async fn deliver_all(
+    components: Arc<Components>,
+    stream: Arc<Stream>,
+    posts: Vec<UpstreamPost>,
+) -> Result<(), Refusal> {
+    let mut left = posts.into_iter();
+    while let Some(post) = left.next() {
+        if let Err(refusal) = deliver_one(&components, &stream, post).await {
+            for post in left {
+                post.reopen_requests();
+            }
+            return Err(refusal);
+        }
+    }
+    Ok(())
+}
+
+async fn deliver_one(components: &Arc<Components>, stream: &Stream, mut post: UpstreamPost) -> Result<(), Refusal> {
+    match post_delivery::take_slot(components, post.session.as_ref(), &post.reservation).await {
+        Ok(slot) => post.slot = slot,
+        Err(code) => {
+            post.reopen_requests();
+            return Err(Box::new(refusals::refuse(components, code)));
+        }
+    }
+    let queued = post.session.as_ref().and_then(|session| session.queue_turn());
+    match post_delivery::start(components, post, queued).await {
+        Ok(Outcome::Response(response)) if should_reach_client(response.status()) => Err(Box::new(response)),
+        Ok(Outcome::Response(response)) if !response.status().is_success() => {
+            warn!(status = response.status().as_u16(), "the upstream refused a client response on a stream URL");
+            Ok(())
+        }
+        Ok(Outcome::Failed(failure))
+            if failure.may_have_run || stream.with_machine(|machine| machine.lifecycle().is_sealed()) =>
+        {
+            warn!(error = failure.code.label(), "a client response on a stream URL may not have arrived");
+            Ok(())
+        }
+        Ok(Outcome::Failed(failure)) => Err(Box::new(refusals::fail_forward(components, failure))),
+        Ok(Outcome::Response(_) | Outcome::Held | Outcome::Dropped) | Err(_) => Ok(()),
+    }
+}
+
+/// Returns the responses without responses to requests of ended generations. These count as
+/// delivered.
 fn without_dropped(
     route: &GenerationRoute,
     stream: &Stream,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// Size limit of a client's name and capabilities together, in bytes of JSON.
 const MAX: usize = 16 * 1024;
-/// Size limit of a name that keeps its icons, which may be whole images.
+/// Size limit of a name with its icons. Icons may be whole images.
 const MAX_WITH_ICONS: usize = 4096;
 /// Size limit of a name that is read at all.
 const MAX_READ: usize = 1024 * 1024;

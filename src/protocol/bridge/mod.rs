@@ -14,13 +14,12 @@ pub use log_level::LogLevel;
 
 use serde_json::Value;
 
-use crate::jsonrpc::{self, RequestId};
+pub use crate::era::REVISION as MODERN;
+use crate::era::{CAPABILITIES, CLIENT_INFO, VERSION};
+use crate::jsonrpc::RequestId;
 
 const META: &str = "_meta";
 // Members of `_meta` that the revision without sessions has.
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
@@ -38,16 +37,8 @@ const RESOURCE_SUBSCRIPTIONS: &str = "resourceSubscriptions";
 
 /// Maximum number of input rounds in one call. Clients abandon a call after as many.
 pub const MAX_ROUNDS: u32 = 10;
-/// Revision without sessions.
-pub const MODERN: &str = "2026-07-28";
 /// Newest revision with sessions.
 pub const LEGACY: &str = "2025-11-25";
-
-/// Returns the error of a response. Returns `None` for `null`, which some servers write beside a
-/// result.
-fn error_in(message: &[u8]) -> Option<&str> {
-    jsonrpc::member(message, &["error"]).filter(|error| *error != "null")
-}
 
 /// Returns an ID as a value.
 fn json_of(id: &RequestId) -> Value {

@@ -15,12 +15,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::headers::{self, names};
 use crate::jsonrpc;
 
-/// Marks of a value that is base64, because it is no text of a header.
+/// Marks of a value in base64: the text itself cannot be in a header.
 const ENCODED: (&str, &str) = ("=?base64?", "?=");
 
-/// Returns the name of the first header that does not match the body of a request with this method:
-/// `MCP-Protocol-Version`, `Mcp-Method`, or `Mcp-Name` of a method with a name. An absent or
-/// repeated header does not match. Returns `None` if all match.
+/// Returns the name of the first header that does not match the body of a request with this method.
+/// Compared are `MCP-Protocol-Version`, `Mcp-Method`, and `Mcp-Name` of a method with a name. An
+/// absent or repeated header does not match. Returns `None` if all match.
 pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<HeaderName> {
     let version = jsonrpc::meta_protocol_version(body);
     if version.as_deref().is_none_or(|version| !is(headers, &names::MCP_PROTOCOL_VERSION, version)) {
@@ -48,8 +48,8 @@ pub fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
     decoded(header).is_some_and(|header| header == value)
 }
 
-/// Returns the value of a header that repeats this text, encoded if a header cannot have it as it
-/// is. Returns `None` for a text that cannot be encoded.
+/// Returns the value of a header with this text. It is encoded if a header cannot have it as it is.
+/// Returns `None` for a text that cannot be encoded.
 pub fn encoded(text: &str) -> Option<HeaderValue> {
     let is_plain = !text.is_empty()
         && text.trim() == text

@@ -4,8 +4,8 @@
 //! Callers choose their ids and progress tokens independently, so two of them may choose the same.
 //! Towards the server each request has a number of the proxy's, which is its progress token as
 //! well. On the way back the caller's own names replace it. Numbers are random, and integers since
-//! some servers take no strings. No number belongs to a running request, or to one whose response
-//! may still arrive. Every other byte of a message stays.
+//! some servers take no strings. No number belongs to a running request, or to a request whose
+//! response may still arrive. Every other byte of a message stays.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 const SUBSCRIPTION_OF_NOTIFICATION: &[&str] = &["params", "_meta", SUBSCRIPTION];
 const SUBSCRIPTION_OF_RESULT: &[&str] = &["result", "_meta", SUBSCRIPTION];
 
-/// Bits of a number: all languages keep an integer of so many, those with doubles alone as well.
+/// Bits of a number. All languages keep an integer of this size, also languages with doubles alone.
 const BITS: u32 = 53;
 
 /// Size limit of the remembered ID of a request, in bytes.
@@ -62,7 +62,7 @@ pub struct Owed {
     pub at_caller: RequestId,
 }
 
-/// Numbers of the calls that run. Its size is bounded by theirs.
+/// Numbers of the running calls. The calls bound its size.
 #[derive(Debug)]
 pub(super) struct Ids {
     random: Random,
@@ -70,7 +70,7 @@ pub(super) struct Ids {
     calls: HashMap<CallKey, Vec<RequestId>>,
     /// Numbers by the names that sessions gave their requests.
     numbers: HashMap<(MemberKey, RequestId), RequestId>,
-    /// True if requests of a session that run may have one id.
+    /// True if running requests of one session may have one id.
     allows_repeats: bool,
 }
 
@@ -90,8 +90,8 @@ impl Ids {
         Self { random, names: HashMap::new(), calls: HashMap::new(), numbers: HashMap::new(), allows_repeats: false }
     }
 
-    /// Creates numbers for requests whose ids are in use in their session. Of equal ids the last
-    /// one's number is found by it.
+    /// Creates numbers for requests whose ids are in use in their session. An id that several
+    /// requests share leads to the number of the last one.
     pub(super) fn of_repeated(random: Random) -> Self {
         Self { allows_repeats: true, ..Self::new(random) }
     }
@@ -162,7 +162,7 @@ impl Ids {
         self.numbers.get(&(member, id.clone()))
     }
 
-    /// Forgets a call that has ended.
+    /// Forgets an ended call.
     pub(super) fn end(&mut self, call: CallKey) {
         for number in self.calls.remove(&call).unwrap_or_default() {
             let Some(Name { member: Some(member), id, .. }) = self.names.remove(&number) else { continue };
@@ -199,6 +199,15 @@ impl Ids {
     /// Returns a message of the server for `call` with the caller's names in place of the numbers.
     /// Returns `None` if it has no number of the call.
     pub(super) fn to_caller(&self, call: CallKey, message: &Message, text: &[u8]) -> Option<Vec<u8>> {
+        let mut splices = self.splices(call, message, text);
+        if splices.is_empty() {
+            // A response that only lenient parsers read.
+            splices = self.splices(call, message, &jsonrpc::readable(text)?);
+        }
+        if splices.is_empty() { None } else { Some(jsonrpc::splice(text, splices)) }
+    }
+
+    fn splices(&self, call: CallKey, message: &Message, text: &[u8]) -> Vec<(Range<usize>, String)> {
         let mut splices = Vec::new();
         let mut rename = |path, by: fn(&Name) -> Option<&RequestId>| {
             splices.extend(self.renamed(call, text, path, by));
@@ -220,7 +229,7 @@ impl Ids {
             }
             Message::Response { id: None, .. } | Message::Request { .. } => {}
         }
-        if splices.is_empty() { None } else { Some(jsonrpc::splice(text, splices)) }
+        splices
     }
 
     /// Returns the place of a number of `call` in `text`, with the caller's name for it.

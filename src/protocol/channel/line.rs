@@ -2,19 +2,14 @@
 //!
 //! A line end inside a message is a second message to the server, which executes it. JSON has raw
 //! CR and LF between tokens only, so both become blanks. Some servers also end lines at U+0085,
-//! U+2028 and U+2029 (`str.splitlines` of Python, `readline` of newer Node). JSON has these in
-//! strings only, so their escapes take their places. No other byte changes, in either direction.
+//! U+2028 and U+2029, whose escapes take their places. No other byte changes, in either direction.
 
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
 use crate::error::ErrorCode;
 use crate::excerpt::{EXCERPT, LastBytes};
-
-/// First bytes of the other Unicode line ends in UTF-8.
-const NEL: &[u8] = &[0xC2, 0x85];
-const LS: &[u8] = &[0xE2, 0x80, 0xA8];
-const PS: &[u8] = &[0xE2, 0x80, 0xA9];
+use crate::unicode_line_ends;
 
 /// Makes one line of a message that is valid JSON in UTF-8, without the LF at its end. Copies only
 /// a message that needs a change.
@@ -36,17 +31,8 @@ pub fn to_line(message: Bytes) -> Bytes {
 fn next_break(message: &[u8], from: usize) -> Option<(usize, usize, &'static str)> {
     let plain = memchr2(b'\r', b'\n', &message[from..]).map(|at| (from + at, 1, " "));
     let end = plain.map_or(message.len(), |(at, ..)| at);
-    let mut from = from;
-    while let Some(at) = memchr2(NEL[0], LS[0], &message[from..end]).map(|at| from + at) {
-        let rest = &message[at..];
-        match () {
-            () if rest.starts_with(NEL) => return Some((at, NEL.len(), r"\u0085")),
-            () if rest.starts_with(LS) => return Some((at, LS.len(), r"\u2028")),
-            () if rest.starts_with(PS) => return Some((at, PS.len(), r"\u2029")),
-            () => from = at + 1,
-        }
-    }
-    plain
+    let other = unicode_line_ends::first(&message[from..end]);
+    other.map(|(at, length, escape)| (from + at, length, escape)).or(plain)
 }
 
 /// Largest capacity of the buffer that is kept behind a line, in bytes.

@@ -2,10 +2,10 @@
 //! responses.
 //!
 //! A channel carries JSON-RPC messages in order, both ways, without event IDs and without replay.
-//! Owned here: the [lines](line) of the [stdio transport], the [routing] of a server's messages to
-//! the responses of calls, the [ids] of callers that share a channel, the [state](shared_state)
-//! that sessions share, and the [headers](envelope) that such a server does not see. Absent:
-//! processes, queues, names of sessions.
+//! Owned here: the [lines](line) of the [stdio transport], and the [routing] of a server's messages
+//! to the responses of calls. Further the [ids] of callers that share a channel, the [shared
+//! state](shared_state) of sessions, and the [headers](envelope), which such a server does not see.
+//! Absent: processes, queues, names of sessions.
 //!
 //! [stdio transport]: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#stdio
 

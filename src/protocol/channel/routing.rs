@@ -1,10 +1,10 @@
 //! The routing of server messages to responses.
 //!
-//! On Streamable HTTP the response that carries a message shows its call. On a channel only the
-//! message itself can: a response by its ID, progress by its token. Owned here: the ids, tokens and
-//! server requests of one channel. One session owns the channel, or several sessions or callers
-//! without sessions share it. Absent: the choice for a message that names no call, which depends on
-//! clients that are connected.
+//! On Streamable HTTP the response with a message shows its call. On a channel only the message
+//! itself does: a response by its ID, progress by its token. Owned here: the ids, tokens and server
+//! requests of one channel. One session owns the channel, or several sessions or callers without
+//! sessions share it. Absent: the choice for a message without a call, which depends on the
+//! connected clients.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub enum Target {
     Call {
         /// The call.
         call: CallKey,
-        /// True after the last response that the call is owed.
+        /// True after the last owed response of the call.
         is_complete: bool,
     },
     /// The standalone stream of each session: the message names no call.
@@ -38,7 +38,7 @@ pub enum Target {
     Own,
 }
 
-/// State of one channel. Its size is bounded by the calls that run, and beside them by constants.
+/// State of one channel. Its size is bounded by the running calls, and beside them by constants.
 #[derive(Debug, Default)]
 pub struct Routing {
     calls: HashMap<CallKey, Call>,
@@ -66,14 +66,14 @@ struct Call {
 }
 
 impl Routing {
-    /// Returns the state of a channel that several callers without sessions share: the server sees
+    /// Returns the state of a channel that several callers without sessions share. The server sees
     /// numbers of the proxy's in place of their ids and tokens.
     pub fn shared(random: Random) -> Self {
         Self { ids: Some(Ids::new(random)), ..Self::default() }
     }
 
     /// Returns the state of a channel of one session. A request whose id is in use has a number
-    /// towards the server, as each has on a shared channel: clients exist that give every request
+    /// towards the server, as each request has on a shared channel. Some clients give every request
     /// the same id.
     pub fn of_session(random: Random) -> Self {
         Self { repeated: Some(Ids::of_repeated(random)), ..Self::default() }
@@ -89,9 +89,9 @@ impl Routing {
     /// get the names of the server.
     ///
     /// # Errors
-    /// If two of its requests have the same id: their responses could not be distinguished. Without
-    /// numbers also if a running request, or an abandoned one without a response, has one of its
-    /// ids: the responses could be confused.
+    /// If two of its requests have the same id: their responses could not be distinguished. A
+    /// channel without numbers also refuses an id of a running request, or of an abandoned request
+    /// that is pending: the responses could be confused.
     pub fn begin(
         &mut self,
         call: CallKey,
@@ -149,10 +149,10 @@ impl Routing {
         self.numbers()?.number_of(member, id)
     }
 
-    /// Returns a notification or a response of a session as the server gets it. Returns `None` for
-    /// a message that must not reach the server: a response to a request that went to another
-    /// session, a second response, or a notification about a request of another session. On a
-    /// channel of several sessions only one `notifications/initialized` reaches the server.
+    /// Returns a notification or a response of a session in the form for the server. Returns `None`
+    /// for a message that must not reach the server. These are a second response, a response to a
+    /// request that went to another session, and a notification about a request of another session.
+    /// On a channel of several sessions only one `notifications/initialized` reaches the server.
     pub fn from_member(&mut self, member: MemberKey, message: &Message, text: Bytes) -> Option<Bytes> {
         if !self.has_sessions {
             return Some(self.with_number(member, message, text));
@@ -175,8 +175,8 @@ impl Routing {
         }
     }
 
-    /// Returns the cancel of a request that has a number alone by that number, and every other
-    /// message unchanged. Of equal ids the first is meant.
+    /// Returns the cancel of a request under the request's number if it has one. Returns every
+    /// other message unchanged. Of equal ids the first is meant.
     fn with_number(&self, member: MemberKey, message: &Message, text: Bytes) -> Bytes {
         let has_numbers = self.repeated.as_ref().is_some_and(|repeated| !repeated.is_unused());
         let is_cancel = matches!(message, Message::Notification { method } if method == "notifications/cancelled");
@@ -201,12 +201,12 @@ impl Routing {
         self.ids.as_ref().or(self.repeated.as_ref()).filter(|ids| !ids.is_unused())
     }
 
-    /// Returns the call of a request that runs.
+    /// Returns the call of a running request.
     pub fn call_of(&self, id: &RequestId) -> Option<CallKey> {
         self.running.get(id).copied()
     }
 
-    /// Returns the number of responses that a call is owed.
+    /// Returns the number of owed responses of a call.
     pub fn owed(&self, call: CallKey) -> usize {
         self.calls.get(&call).map_or(0, |call| call.unanswered.len())
     }
@@ -256,6 +256,23 @@ impl Routing {
                 self.tokens.remove(&token);
             }
         }
+    }
+
+    /// Returns a response under the id of its request, if its own id only equals that id as a
+    /// number or as text. That id must belong to no other request. Returns `None` for every other
+    /// message.
+    pub fn respelled(&self, message: &Message, text: &[u8]) -> Option<(Message, Bytes)> {
+        let Message::Response { id: Some(id), is_error } = message else { return None };
+        if self.running.contains_key(id) || self.given_up.contains(id) || self.own.contains(id) {
+            return None;
+        }
+        let is_running = |id: &RequestId| self.running.contains_key(id);
+        let running = jsonrpc::only_alike(id, self.running.len(), self.running.keys(), is_running);
+        // The numbers of the proxy's own requests have the usual spelling.
+        let own = || jsonrpc::only_alike(id, usize::MAX, std::iter::empty(), |id| self.own.contains(id));
+        let id = running.or_else(own)?;
+        let text = jsonrpc::rename_ids(text, |_, _| Some(id.clone()))?;
+        Some((Message::Response { id: Some(id), is_error: *is_error }, text.into()))
     }
 
     /// Returns the target of a server message, with the message for the caller. A response settles
@@ -332,7 +349,7 @@ impl Routing {
         }
     }
 
-    /// Forgets a session that has ended. Returns its outstanding server requests.
+    /// Forgets an ended session. Returns its outstanding server requests.
     pub fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
         self.server_requests.leave(member)
     }
@@ -392,6 +409,22 @@ mod tests {
         begin(&mut routing, 2, r#"{"jsonrpc":"2.0","id":"1","method":"ping"}"#).expect("another id");
         let response = r#"{"jsonrpc":"2.0","id":"1","result":{}}"#;
         assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(2), is_complete: true });
+    }
+
+    #[test]
+    fn a_response_to_the_proxy_is_found_under_a_spelled_id() {
+        let mut routing = Routing::of_sessions(|| u64::MAX);
+        let number = routing.begin_own().expect("a shared channel").to_json();
+        for spelled in [format!("\"{number}\""), format!("{number}.0")] {
+            let text = format!(r#"{{"jsonrpc":"2.0","id":{spelled},"result":{{}}}}"#);
+            let (message, text) = routing
+                .respelled(&peek(text.as_bytes()).expect("a message").messages()[0], text.as_bytes())
+                .expect("own");
+            assert_eq!(text, format!(r#"{{"jsonrpc":"2.0","id":{number},"result":{{}}}}"#));
+            if spelled.ends_with('0') {
+                assert_eq!(routing.route(&message, text).0, Target::Own);
+            }
+        }
     }
 
     #[test]

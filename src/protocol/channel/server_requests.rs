@@ -69,7 +69,7 @@ impl ServerRequests {
         is_receiver && self.outstanding.remove(id).is_some()
     }
 
-    /// Forgets a session that has ended. Returns its outstanding requests.
+    /// Forgets an ended session. Returns its outstanding requests.
     pub(super) fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
         let left = self.outstanding.values.iter().filter(|(_, (_, request))| request.member == member);
         let left: Vec<RequestId> = left.map(|(id, _)| id.clone()).collect();

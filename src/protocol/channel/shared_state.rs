@@ -4,7 +4,8 @@
 //! holds it. Owned here: the decision to send a request or to respond in the server's place, and
 //! the receivers of the resulting notifications. Invariant: the proxy responds in the server's
 //! place only if the server has accepted an equal request, and nothing in flight could change that.
-//! Absent: the messages (`routing`), sessions themselves.
+//! Absent: the messages (`routing`), sessions themselves, and the subscriptions of the bridge
+//! (`upstream/bridge/modern_clients/listeners.rs`), which sends their requests itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ struct Subscription {
     /// Subscribed sessions. The flag is true if the server has confirmed the subscription for the
     /// session.
     holders: BTreeMap<MemberKey, bool>,
-    /// Requests for it that have no response.
+    /// Pending requests for it.
     requests: Vec<(RequestId, MemberKey)>,
 }
 
@@ -119,7 +120,7 @@ impl SharedState {
     }
 
     fn decide_level(&self, member: MemberKey, level: &str, text: &Bytes) -> Decision {
-        // The server refuses a level that there is not.
+        // The server refuses an unknown level.
         let Some(requested) = LEVELS.iter().position(|known| *known == level) else { return Decision::Pass };
         let others = self.levels.iter().filter(|(other, _)| **other != member).map(|(_, level)| *level);
         let lowest = others.min().map_or(requested, |others| others.min(requested));
@@ -246,8 +247,8 @@ impl SharedState {
         }
     }
 
-    /// Forgets a session that has ended. Returns the requests that end its subscriptions without
-    /// other holders, and restore the level.
+    /// Forgets an ended session. Returns the requests that end its subscriptions without other
+    /// holders, and restore the level.
     pub fn leave(&mut self, member: MemberKey) -> Vec<OwnRequest> {
         let uris = self.uris.get(&member).cloned().unwrap_or_default();
         let freed = uris.into_iter().filter(|uri| self.unsubscribe(member, uri));
@@ -269,8 +270,8 @@ impl SharedState {
 
     /// Returns the `members` that get a notification which names no call. A log message goes to
     /// sessions with its level. The update of a resource goes to subscribers of the resource, or of
-    /// one that contains it. If there are no such subscribers, because the server writes the URI in
-    /// another way, it goes to all subscribers.
+    /// a resource that contains it. If there are no such subscribers, because the server writes the
+    /// URI in another way, it goes to all subscribers.
     pub fn receivers(&self, method: &str, text: &[u8], members: impl Iterator<Item = MemberKey>) -> Vec<MemberKey> {
         let param = |path| jsonrpc::string_member(text, path);
         match method {

@@ -21,7 +21,7 @@ const RESUMABLE_REQUESTS: &str = "resumableRequests";
 /// Capability in `initialize` of a client that understands streams.
 const RESUMABLE_STREAMS: &str = "streams";
 
-/// A set of dialects: those that a client has declared, or that the proxy speaks.
+/// A set of dialects: declared by a client, or spoken by the proxy.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Declared {
     /// SEP-975.
@@ -44,7 +44,8 @@ impl Declared {
     }
 
     /// Returns an `initialize` without its declarations of these dialects, so that the client sees
-    /// one policy, the proxy's. Returns `None` if it declares none of them. Every other byte stays.
+    /// one policy, the proxy's. Returns `None` if it has no such declaration. Every other byte
+    /// stays.
     pub fn remove_from(self, body: &[u8]) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         if self.resumable_requests {
@@ -147,9 +148,9 @@ pub struct Status {
     pub has_failed: bool,
     /// Number of unconfirmed messages, without announcements of the dialects.
     pub pending: u64,
-    /// True if a server→client request is unanswered.
+    /// True if a server→client request is pending.
     pub awaits_input: bool,
-    /// True if an unanswered server→client request is unconfirmed too.
+    /// True if a pending server→client request is unconfirmed too.
     pub has_request: bool,
     /// True if the error is unconfirmed.
     pub has_error: bool,

@@ -1,8 +1,8 @@
-//! The wire form of resume tokens, [#1003]: a call that takes too long gets an interim result with
-//! a token, and goes on when the client repeats it with the token.
+//! The wire form of resume tokens, [#1003]. A call that takes too long gets an interim result with
+//! a token. It continues when the client repeats the call with the token.
 //!
-//! Owned here: the token of a call, the equality of calls, the interim result, the renaming of
-//! messages from the first call to the one that continues it, and the parameter in `tools/list`.
+//! Owned here: the token of a call, the equality of calls, the interim result, and the parameter in
+//! `tools/list`. Further the renaming of messages of the first call for the call that continues it.
 //! Bytes that need not change stay.
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
@@ -46,8 +46,8 @@ const WHOLE: [&str; 14] = [
     "tools/list",
 ];
 
-/// Returns true if `method` may be answered in slices by its name alone. Tools are configured one
-/// by one.
+/// Returns true if calls of `method` may have partial results by its name alone. Tools are
+/// configured one by one.
 pub fn may_be_sliced(method: &str) -> bool {
     let is_dialect = ["requests/", "stream/", "notifications/"].iter().any(|prefix| method.starts_with(prefix));
     !method.is_empty() && !is_dialect && !WHOLE.contains(&method)
@@ -101,7 +101,23 @@ pub struct CallDigest([u8; 32]);
 impl CallDigest {
     /// Returns the digest of a call of `method`, or `None` if its parameters cannot be parsed.
     pub fn of(body: &[u8], method: &str) -> Option<Self> {
-        let place = if method == CALLS_TOOL { Place::ToolParams } else { Place::Params };
+        Self::at(if method == CALLS_TOOL { Place::ToolParams } else { Place::Params }, body, method)
+    }
+
+    /// Returns the digest of a call for a client that sends it again under other names: its method
+    /// and all parameters but the `progressToken` and the trace in `_meta`. Returns `None` if they
+    /// cannot be parsed.
+    pub fn of_try(body: &[u8]) -> Option<Self> {
+        let method: String = serde_json::from_str(jsonrpc::member(body, &["method"])?).ok()?;
+        Self::at(Place::TryParams, body, &method)
+    }
+
+    /// Returns the bytes of the digest.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn at(place: Place, body: &[u8], method: &str) -> Option<Self> {
         let params = match jsonrpc::member(body, &["params"]) {
             Some(params) => {
                 let mut json = serde_json::Deserializer::from_str(params);
@@ -128,7 +144,8 @@ pub enum Form {
     Messages,
     /// No known member.
     Bare,
-    /// No interim result: the slices are those of a task, each a request `tasks/result`.
+    /// No interim result: each slice is a request `tasks/result`, or a call that is sent again
+    /// under another ID.
     Task,
 }
 
@@ -285,6 +302,9 @@ enum Place {
     Params,
     ToolParams,
     Arguments,
+    /// Parameters of which all count but the names that one try of the call has.
+    TryParams,
+    TryMeta,
     Inside,
 }
 
@@ -294,7 +314,14 @@ impl Place {
             Place::Params | Place::ToolParams if matches!(name, TOKEN | META) => None,
             Place::ToolParams if name == ARGUMENTS => Some(Place::Arguments),
             Place::Arguments if name == TOKEN => None,
-            Place::Params | Place::ToolParams | Place::Arguments | Place::Inside => Some(Place::Inside),
+            Place::TryParams if name == META => Some(Place::TryMeta),
+            Place::TryMeta if matches!(name, "progressToken" | "traceparent" | "tracestate" | "baggage") => None,
+            Place::Params
+            | Place::ToolParams
+            | Place::Arguments
+            | Place::TryParams
+            | Place::TryMeta
+            | Place::Inside => Some(Place::Inside),
         }
     }
 }
@@ -422,6 +449,34 @@ mod tests {
         assert_eq!(TokenField::of(&call(r#"{"resumeToken":null}"#), "m"), TokenField::Null);
         assert_eq!(without_token(&both, CALLS_TOOL), call(r#"{"name":"t","arguments":{"a":1}}"#));
         assert_eq!(without_token(&call("{}"), CALLS_TOOL), call("{}"));
+    }
+
+    #[test]
+    fn tries_of_one_call_differ_in_their_names_alone() {
+        let of = |params: &str| CallDigest::of_try(&call(params)).unwrap();
+        let first = of(r#"{"name":"t","arguments":{"a":1},"_meta":{"progressToken":1,"x":2}}"#);
+        for same in [
+            r#"{"name":"t","arguments":{"a":1},"_meta":{"progressToken":"b","x":2}}"#,
+            r#"{ "_meta":{"x":2.0}, "arguments":{"a":1}, "name":"t" }"#,
+            r#"{"name":"t","arguments":{"a":1},"_meta":{"x":2,"traceparent":"1","tracestate":"2","baggage":"3"}}"#,
+        ] {
+            assert_eq!(of(same), first, "{same}");
+        }
+        for other in [
+            r#"{"name":"u","arguments":{"a":1},"_meta":{"x":2}}"#,
+            r#"{"name":"t","arguments":{"a":2},"_meta":{"x":2}}"#,
+            r#"{"name":"t","arguments":{"a":1,"resumeToken":"r"},"_meta":{"x":2}}"#,
+            r#"{"name":"t","arguments":{"a":1,"_meta":{"progressToken":1}},"_meta":{"x":2}}"#,
+            r#"{"name":"t","arguments":{"a":1},"resumeToken":"r","_meta":{"x":2}}"#,
+            r#"{"name":"t","arguments":{"a":1},"_meta":{"x":3}}"#,
+            r#"{"name":"t","arguments":{"a":1}}"#,
+            r#"{"name":"t","arguments":{"a":1},"progressToken":1,"_meta":{"x":2}}"#,
+        ] {
+            assert_ne!(of(other), first, "{other}");
+        }
+        let method = |method: &str| CallDigest::of_try(format!(r#"{{"method":"{method}"}}"#).as_bytes()).unwrap();
+        assert_ne!(method("a"), method("b"));
+        assert_eq!(CallDigest::of_try(br#"{"params":{}}"#), None);
     }
 
     #[test]

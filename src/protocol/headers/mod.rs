@@ -14,10 +14,14 @@ use serde::{Deserialize, Serialize};
 use super::client_address;
 
 mod lines;
+mod request_facts;
+mod response_facts;
 #[cfg(test)]
 mod tests;
 
 pub use lines::Lines;
+pub use request_facts::{Present, RequestFacts};
+pub use response_facts::ResponseFacts;
 
 /// Header names that the `http` crate does not have.
 pub mod names {
@@ -153,10 +157,24 @@ impl SessionId {
         if is_visible_ascii(text, MAX_SESSION_ID_BYTES) { Some(Self(text.into())) } else { None }
     }
 
-    /// Returns the session ID in `Mcp-Session-Id`, or `None` if the header is absent, malformed or
-    /// repeated.
+    /// Returns the session ID in `Mcp-Session-Id`, or `None` if the header is absent or malformed,
+    /// or names several sessions. A header that repeats one value is that value: some clients write
+    /// it twice, in two lines or in one with a comma and a blank.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        Self::parse(only(headers, names::MCP_SESSION_ID)?)
+        let mut lines = headers.get_all(names::MCP_SESSION_ID).iter();
+        let first = lines.next()?.to_str().ok()?;
+        match lines.next() {
+            None if !first.contains(' ') => Self::parse(first),
+            None | Some(_) => Self::repeated(headers),
+        }
+    }
+
+    /// Returns the session ID that a header repeats, or `None` if its values differ.
+    fn repeated(headers: &HeaderMap) -> Option<Self> {
+        let lines = headers.get_all(names::MCP_SESSION_ID).iter();
+        let mut values = lines.flat_map(|line| line.to_str().unwrap_or_default().split(", ")).map(str::trim);
+        let first = values.next()?;
+        if values.all(|value| value == first) { Self::parse(first) } else { None }
     }
 
     /// Returns the text as it was sent.
@@ -285,14 +303,28 @@ pub fn is_json(headers: &HeaderMap) -> bool {
     content_type_is(headers, "application/json")
 }
 
+/// Returns true if clients read the body as JSON: they look at the beginning of the type alone,
+/// such as that of `application/json-rpc`.
+pub fn is_read_as_json(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(is_json_to_clients)
+}
+
+fn is_json_to_clients(content_type: &HeaderValue) -> bool {
+    const JSON: &[u8] = b"application/json";
+    content_type.as_bytes().trim_ascii_start().get(..JSON.len()).is_some_and(|start| start.eq_ignore_ascii_case(JSON))
+}
+
 /// Returns true if the body is `text/event-stream`, with any parameters.
 pub fn is_sse(headers: &HeaderMap) -> bool {
     content_type_is(headers, SSE)
 }
 
 fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
-    let value = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let essence = value.split(|&byte| byte == b';').next().unwrap_or_default();
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| is_media_type(value, media_type))
+}
+
+fn is_media_type(content_type: &HeaderValue, media_type: &str) -> bool {
+    let essence = content_type.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
 }
 
@@ -348,18 +380,50 @@ fn is_always_hop_by_hop(name: &HeaderName) -> bool {
 /// One header.
 pub type Line<'a> = (&'a HeaderName, &'a HeaderValue);
 
+/// Replaces a session header that repeats one value by that value. Other values stay.
+pub fn unite_session(headers: &mut HeaderMap) {
+    let session = SessionId::from_headers(headers);
+    if let Some(session) = session.and_then(|session| HeaderValue::from_str(session.as_str()).ok()) {
+        headers.insert(names::MCP_SESSION_ID, session);
+    }
+}
+
+/// Returns true if `Accept` names both types that the specification demands.
+fn names_both_types(headers: &HeaderMap) -> bool {
+    let names_json = |range: MediaRange<'_>| range.is_accepted && range.name.eq_ignore_ascii_case("application/json");
+    headers.get(header::ACCEPT).is_some_and(|value| value == BOTH_TYPES)
+        || (names_sse(headers) && list(headers, header::ACCEPT).map(MediaRange::parse).any(names_json))
+}
+
+/// Returns true if `Accept-Encoding` allows no coding.
+fn allows_no_coding(headers: &HeaderMap) -> bool {
+    let is_identity = |coding: &MediaRange<'_>| coding.name.eq_ignore_ascii_case("identity");
+    let codings: Vec<_> = list(headers, header::ACCEPT_ENCODING).map(MediaRange::parse).collect();
+    codings.iter().any(is_identity) && codings.iter().all(|coding| is_identity(coding) == coding.is_accepted)
+}
+
 /// Returns the headers of the upstream call that a client's request to the MCP endpoint becomes.
 ///
 /// `Accept` names both types, since servers answer 406 to less. The response must be uncompressed,
-/// and a missing `Accept-Encoding` would allow every coding. `Last-Event-ID` names an event of the
+/// and a missing `Accept-Encoding` would allow every coding. Values of the client's that serve stay
+/// as they are: they may be signed. `Last-Event-ID` names an event of the
 /// proxy, and some servers answer it with 500. Body and connection are new: the caller sets
 /// `Content-Length` and `Host`, and `100 Continue` is not awaited.
 pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     static BOTH: HeaderValue = HeaderValue::from_static(BOTH_TYPES);
     static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
-    let is_replaced = |name: &HeaderName| matches!(name.as_str(), "accept" | "accept-encoding");
-    let kept = to_endpoint(headers).filter(move |(name, _)| !is_replaced(name));
-    kept.chain([(&header::ACCEPT, &BOTH), (&header::ACCEPT_ENCODING, &IDENTITY)])
+    // A header that `Connection` names ends here.
+    let ends_here =
+        |name: &HeaderName| list(headers, header::CONNECTION).any(|named| named.eq_ignore_ascii_case(name.as_str()));
+    let keeps_accept = names_both_types(headers) && !ends_here(&header::ACCEPT);
+    let keeps_encoding = allows_no_coding(headers) && !ends_here(&header::ACCEPT_ENCODING);
+    let kept = to_endpoint(headers).filter(move |(name, _)| match name.as_str() {
+        "accept" => keeps_accept,
+        "accept-encoding" => keeps_encoding,
+        _ => true,
+    });
+    let own = [(keeps_accept, (&header::ACCEPT, &BOTH)), (keeps_encoding, (&header::ACCEPT_ENCODING, &IDENTITY))];
+    kept.chain(own.into_iter().filter(|(is_kept, _)| !is_kept).map(|(_, line)| line))
 }
 
 /// Returns the headers of a request to the endpoint that passes: all end-to-end headers without
@@ -378,19 +442,34 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
 
 /// Turns the end-to-end headers of an upstream SSE response into the head of the client's response.
 ///
-/// The proxy's body has other bytes than the upstream's, so the headers that describe those
-/// (length, validators, ranges) are removed, and a `Content-Encoding` of `identity` too. Any other
-/// coding stays for the caller, who must not decode that body as events. No intermediary before the
-/// client may store, change or delay the response.
+/// The proxy's body has other bytes than the upstream's; see [`remove_body_facts`]. A
+/// `Content-Encoding` of `identity` is removed too. Any other coding stays for the caller, who must
+/// not decode that body as events. No intermediary before the client may store, change or delay the
+/// response.
 pub fn sse_downstream(headers: &mut HeaderMap) {
-    remove_where(headers, |name| {
-        matches!(name.as_str(), "content-length" | "etag" | "last-modified" | "accept-ranges" | "content-range")
-    });
+    remove_body_facts(headers);
     if list(headers, header::CONTENT_ENCODING).all(|coding| coding.eq_ignore_ascii_case("identity")) {
         headers.remove(header::CONTENT_ENCODING);
     }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+}
+
+/// Removes the headers that describe the bytes of a body: its length, digests, validators and
+/// ranges. Each change of a body calls it, or a client reads other bytes than the head announces.
+pub fn remove_body_facts(headers: &mut HeaderMap) {
+    const NAMES: [&str; 9] = [
+        "content-length",
+        "content-range",
+        "accept-ranges",
+        "etag",
+        "last-modified",
+        "content-digest",
+        "repr-digest",
+        "digest",
+        "content-md5",
+    ];
+    remove_where(headers, |name| NAMES.contains(&name.as_str()));
 }
 
 /// Removes the headers with one of the few names that `goes` accepts. Few heads have any: a search

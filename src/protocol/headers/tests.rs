@@ -165,6 +165,63 @@ fn a_call_upstream_asks_for_both_types_uncompressed_and_keeps_the_rest() {
     assert_eq!(lines(&headers), expected);
 }
 
+/// A signature may cover them.
+#[test]
+fn types_and_codings_that_serve_reach_the_server_as_they_are() {
+    const BOTH: &str = "application/json, text/event-stream";
+    for (sent, expected) in [
+        (vec![("accept", "text/event-stream, application/json")], ["text/event-stream, application/json", "identity"]),
+        (
+            vec![("accept", "application/json;q=0.9,text/event-stream, */*")],
+            ["application/json;q=0.9,text/event-stream, */*", "identity"],
+        ),
+        (vec![("accept", "application/json;q=0, text/event-stream")], [BOTH, "identity"]),
+        (vec![("accept", "application/json")], [BOTH, "identity"]),
+        (vec![("accept", "*/*")], [BOTH, "identity"]),
+        (vec![], [BOTH, "identity"]),
+        (vec![("accept-encoding", "identity;q=1.0, *;q=0")], [BOTH, "identity;q=1.0, *;q=0"]),
+        (vec![("accept-encoding", "gzip, identity")], [BOTH, "identity"]),
+        (vec![("accept-encoding", "*;q=0")], [BOTH, "identity"]),
+        (vec![("accept-encoding", "")], [BOTH, "identity"]),
+    ] {
+        let headers = map(&sent);
+        let got: HeaderMap = to_upstream(&headers).map(|(name, value)| (name.clone(), value.clone())).collect();
+        let values: Vec<_> = ["accept", "accept-encoding"].iter().flat_map(|name| got.get_all(*name)).collect();
+        assert_eq!(values, expected, "{sent:?}");
+    }
+}
+
+#[test]
+fn a_session_header_that_repeats_one_value_is_that_value() {
+    for (lines, expected) in [
+        (&["abc"][..], Some("abc")),
+        (&["abc, abc"], Some("abc")),
+        (&["abc", "abc"], Some("abc")),
+        (&["abc, abc", "abc"], Some("abc")),
+        (&["abc,abc"], Some("abc,abc")),
+        (&["abc, abd"], None),
+        (&["abc", "abd"], None),
+        (&["abc, "], None),
+        (&["a b"], None),
+        (&[""], None),
+        (&[], None),
+    ] {
+        let lines: Vec<_> = lines.iter().map(|line| ("mcp-session-id", *line)).collect();
+        let mut headers = map(&lines);
+        let facts = RequestFacts::of(&headers);
+        let id = SessionId::from_headers(&headers);
+        assert_eq!((id.as_ref().map(SessionId::as_str), &facts.session), (expected, &id), "{lines:?}");
+        let repeats = expected.is_some() && (lines.len() > 1 || lines[0].1.contains(' '));
+        assert_eq!(facts.has(Present::RepeatedSession), repeats, "{lines:?}");
+        unite_session(&mut headers);
+        assert_eq!(
+            headers.get_all("mcp-session-id").iter().count(),
+            if repeats { 1 } else { lines.len() },
+            "{lines:?}"
+        );
+    }
+}
+
 #[test]
 fn an_sse_answer_loses_what_describes_the_upstreams_bytes() {
     let mut headers = map(&[
@@ -174,6 +231,10 @@ fn an_sse_answer_loses_what_describes_the_upstreams_bytes() {
         ("last-modified", "Sat, 21 Nov 2026 00:00:00 GMT"),
         ("accept-ranges", "bytes"),
         ("content-range", "bytes 0-1/2"),
+        ("content-digest", "sha-256=:AA==:"),
+        ("repr-digest", "sha-256=:AA==:"),
+        ("digest", "sha-256=AA=="),
+        ("content-md5", "AA=="),
         ("content-encoding", "Identity"),
         ("cache-control", "max-age=60"),
         ("connection", "keep-alive"),
@@ -273,4 +334,86 @@ fn a_value_in_pieces_is_one_line_or_none() {
         lines.push_pieces(&name, ["for=a", end, "x: y"].map(str::as_bytes));
     }
     assert_eq!(lines.as_bytes(), b"forwarded: for=a, for=b\r\n");
+}
+
+#[test]
+fn the_facts_of_a_request_are_those_that_each_search_finds() {
+    let lines = [
+        ("accept", "application/json, text/event-stream"),
+        ("accept", "text/*;q=0.5"),
+        ("accept", ""),
+        ("content-type", "application/json; charset=utf-8"),
+        ("content-type", "text/plain"),
+        ("mcp-protocol-version", "2025-11-25"),
+        ("mcp-protocol-version", "2026-07-28"),
+        ("mcp-session-id", "a"),
+        ("mcp-session-id", "a b"),
+        ("authorization", "Bearer a"),
+        ("x-api-key", "k"),
+        ("content-length", "3"),
+        ("idempotency-key", "k"),
+        ("origin", "null"),
+        ("traceparent", "00"),
+        ("upgrade", "websocket"),
+        ("mcp-resume-owner", "00000001"),
+        ("mcp-resume-home", "00000001"),
+        ("x-other", "x"),
+    ];
+    let presences = [
+        (Present::Credential, &["authorization", "x-api-key"][..]),
+        (Present::ContentLength, &["content-length"]),
+        (Present::IdempotencyKey, &["idempotency-key"]),
+        (Present::Origin, &["origin"]),
+        (Present::Trace, &["traceparent"]),
+        (Present::Upgrade, &["upgrade"]),
+        (Present::Balancer, &["mcp-resume-owner", "mcp-resume-home"]),
+    ];
+    // No line, each line alone, and each two of them.
+    let pairs = (0..=lines.len()).flat_map(|one| (0..=lines.len()).map(move |other| [one, other]));
+    for chosen in pairs {
+        let mut headers = HeaderMap::new();
+        for (name, value) in chosen.into_iter().filter_map(|at| lines.get(at)) {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        let facts = RequestFacts::of(&headers);
+        assert_eq!(facts.accept, accept(&headers), "{headers:?}");
+        assert_eq!(facts.is_json, is_json(&headers), "{headers:?}");
+        assert_eq!(facts.version, ProtocolVersion::from_headers(&headers), "{headers:?}");
+        assert_eq!(facts.session, SessionId::from_headers(&headers), "{headers:?}");
+        assert_eq!(
+            facts.size,
+            headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
+        );
+        for (presence, names) in presences {
+            assert_eq!(facts.has(presence), names.iter().any(|name| headers.contains_key(*name)), "{headers:?}");
+        }
+    }
+}
+
+#[test]
+fn the_facts_of_a_response_are_those_that_each_search_finds() {
+    let lines = [
+        ("content-type", "application/json"),
+        ("content-type", "application/json-rpc"),
+        ("content-type", "Text/Event-Stream; charset=utf-8"),
+        ("location", "/"),
+        ("access-control-allow-origin", "*"),
+        ("connection", "close"),
+        ("keep-alive", "timeout=5"),
+        ("x-other", "x"),
+    ];
+    for (one, other) in lines.iter().flat_map(|one| lines.iter().map(move |other| (one, other))) {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [one, other] {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        let facts = ResponseFacts::of(&headers);
+        let expected = (is_read_as_json(&headers), is_sse(&headers));
+        assert_eq!((facts.is_read_as_json, facts.is_sse), expected, "{headers:?}");
+        assert_eq!(facts.has_location, headers.contains_key("location"));
+        assert_eq!(facts.has_cors, headers.contains_key("access-control-allow-origin"));
+        let mut kept = headers.clone();
+        remove_hop_by_hop(&mut kept);
+        assert_eq!(facts.has_hop_by_hop, kept != headers, "{headers:?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Heads: writes that of a request, and parses that of a response.
+//! Heads: writes the head of a request, and parses the head of a response.
 
 use std::mem::MaybeUninit;
 use std::sync::LazyLock;
@@ -101,9 +101,8 @@ impl HeadReader {
         }
     }
 
-    /// Returns the bytes of `piece` that belong to the head that it completes. Only the last bytes
-    /// before it are examined again, so a head in small pieces costs no more than one that comes
-    /// whole.
+    /// Returns the number of bytes of `piece` that complete the head. Only the last bytes before it
+    /// are examined again, so a head in small pieces costs no more than a whole one.
     fn end_of_head(&self, piece: &[u8]) -> Option<usize> {
         const END: &[u8] = b"\r\n\r\n";
         static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(END));
@@ -140,9 +139,12 @@ fn parse(bytes: &[u8], has_no_body: bool) -> Result<Option<Head>, Error> {
         status if status.is_informational() => return Ok(None),
         _ => {}
     }
-    let mut headers = header_map(bytes, response.headers)?;
-    let framing = framing(status, has_no_body, is_http11, &mut headers)?;
-    let can_keep_alive = is_http11 && framing != Framing::UntilClose && !has_close(&headers);
+    let mut declared = Declared::default();
+    let mut headers = header_map(bytes, response.headers, &mut declared)?;
+    declared.check(status)?;
+    declared.reduce(&mut headers);
+    let framing = framing(status, has_no_body, is_http11, &declared)?;
+    let can_keep_alive = is_http11 && framing != Framing::UntilClose && !declared.has_close;
     Ok(Some(Head { status, headers, framing, can_keep_alive }))
 }
 
@@ -152,11 +154,12 @@ fn has_lone_line_feed(before: Option<u8>, bytes: &[u8]) -> bool {
     memchr::memchr_iter(b'\n', bytes).any(|at| ahead_of(at) != Some(b'\r'))
 }
 
-fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Error> {
+fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>], declared: &mut Declared) -> Result<HeaderMap, Error> {
     let shared = Bytes::copy_from_slice(bytes);
     let mut headers = HeaderMap::with_capacity(lines.len());
     for line in lines {
         let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Error::Head)?;
+        declared.add(&name, line.value)?;
         let at = line.value.as_ptr().addr() - bytes.as_ptr().addr();
         let value = shared.slice(at..at + line.value.len());
         headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| Error::Head)?);
@@ -166,22 +169,21 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
 
 /// Returns the framing by [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), and
 /// refuses every ambiguous case.
-fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &mut HeaderMap) -> Result<Framing, Error> {
-    let (length, is_chunked) = checked_length(status, headers)?;
-    if is_chunked && !is_http11 {
+fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, declared: &Declared) -> Result<Framing, Error> {
+    if declared.is_chunked && !is_http11 {
         return Err(Error::Framing);
     }
     if has_no_body || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
         return Ok(Framing::Length(0));
     }
-    Ok(match length {
-        _ if is_chunked => Framing::Chunked,
+    Ok(match declared.length {
+        _ if declared.is_chunked => Framing::Chunked,
         Some(length) => Framing::Length(length),
         None => Framing::UntilClose,
     })
 }
 
-/// Refuses a head from another parser that [`HeadReader`] would refuse, and reduces several equal
+/// Refuses a head from another parser that [`HeadReader`] would refuse. Reduces several equal
 /// lengths to one, because the next reader could misunderstand a second line ([RFC 9110 §8.6]).
 ///
 /// # Errors
@@ -189,60 +191,72 @@ fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &mut
 ///
 /// [RFC 9110 §8.6]: https://www.rfc-editor.org/rfc/rfc9110#section-8.6
 pub fn check_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(), Error> {
-    checked_length(status, headers).map(|_| ())
-}
-
-/// Checks the length as [`check_length`] does, and returns it as [`declared_length`] does.
-fn checked_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(Option<u64>, bool), Error> {
-    let (length, is_chunked) = declared_length(status, headers)?;
-    if let Some(length) = length
-        && headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()
-    {
-        headers.insert(CONTENT_LENGTH, length.into());
+    let mut declared = Declared::default();
+    for (name, value) in &*headers {
+        declared.add(name, value.as_bytes())?;
     }
-    Ok((length, is_chunked))
+    declared.check(status)?;
+    declared.reduce(headers);
+    Ok(())
 }
 
-/// Returns the length that a head declares, and true if the body is chunked. Refuses a 204 that
-/// declares a body, since readers differ in its framing.
-fn declared_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u64>, bool), Error> {
-    let declared = (content_length(headers)?, is_chunked(headers)?);
-    match declared {
-        (Some(_), true) => Err(Error::Framing),
-        (Some(1..), false) if status == StatusCode::NO_CONTENT => Err(Error::Framing),
-        _ => Ok(declared),
+/// Declarations of a head about its body and its connection.
+#[derive(Default)]
+struct Declared {
+    /// Length in `Content-Length`.
+    length: Option<u64>,
+    /// True if several lines declare it.
+    has_several_lengths: bool,
+    is_chunked: bool,
+    /// True if `Connection` has the option `close`.
+    has_close: bool,
+}
+
+impl Declared {
+    /// Adds a line. Several lengths must be the same number, and `chunked` must be the only coding.
+    fn add(&mut self, name: &HeaderName, value: &[u8]) -> Result<(), Error> {
+        if *name == CONTENT_LENGTH {
+            let length = parse_length(value).ok_or(Error::Framing)?;
+            self.has_several_lengths = self.length.is_some();
+            if self.length.replace(length).is_some_and(|earlier| earlier != length) {
+                return Err(Error::Framing);
+            }
+        } else if *name == TRANSFER_ENCODING {
+            if self.is_chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(Error::Framing);
+            }
+            self.is_chunked = true;
+        } else if *name == CONNECTION {
+            let mut options = value.split(|byte| *byte == b',');
+            self.has_close |= options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"));
+        }
+        Ok(())
     }
-}
 
-/// Returns the length in `Content-Length`, or `None` without one. Several lines must have the same
-/// number.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
-    let mut found = None;
-    for value in headers.get_all(CONTENT_LENGTH) {
-        let text = value.to_str().map_err(|_| Error::Framing)?;
-        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let length: u64 =
-            if is_number { text.parse().map_err(|_| Error::Framing)? } else { return Err(Error::Framing) };
-        if found.replace(length).is_some_and(|earlier| earlier != length) {
-            return Err(Error::Framing);
+    /// Refuses two declarations of the body, and a 204 that declares one: readers differ in its
+    /// framing.
+    fn check(&self, status: StatusCode) -> Result<(), Error> {
+        match self.length {
+            Some(_) if self.is_chunked => Err(Error::Framing),
+            Some(1..) if status == StatusCode::NO_CONTENT => Err(Error::Framing),
+            Some(_) | None => Ok(()),
         }
     }
-    Ok(found)
-}
 
-fn is_chunked(headers: &HeaderMap) -> Result<bool, Error> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (None, _) => Ok(false),
-        (Some(only), None) if only.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
-        (Some(_), _) => Err(Error::Framing),
+    /// Reduces several lengths to one.
+    fn reduce(&self, headers: &mut HeaderMap) {
+        if self.has_several_lengths
+            && let Some(length) = self.length
+        {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
     }
 }
 
-fn has_close(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(CONNECTION).iter();
-    values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(|option| {
-        let option = option.trim();
-        option.eq_ignore_ascii_case("close")
-    })
+/// Parses a length: decimal digits alone.
+fn parse_length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    str::from_utf8(value).ok()?.parse().ok()
 }

@@ -1,8 +1,8 @@
 //! The client's side of HTTP/1.1: writes the head of a request, and parses the head and the body of
 //! its response.
 //!
-//! Small on purpose, and strict: an ambiguous response is refused, because a proxy and a server
-//! that disagree about the end of a body give the bytes of one caller to another ([RFC 9112 §6.3],
+//! Small on purpose, and strict: an ambiguous response is refused. A proxy and a server that
+//! disagree about the end of a body give the bytes of one caller to another ([RFC 9112 §6.3],
 //! [§11.1]). Deliberately absent: pipelining, upgrades, request bodies without a length, transfer
 //! codings other than `chunked`, trailers (skipped), folded lines, lone line feeds, and keep-alive
 //! of HTTP/1.0.

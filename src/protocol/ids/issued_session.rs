@@ -11,6 +11,7 @@ use super::Keyring;
 use super::keyring::MAC_BYTES;
 use crate::dialect::Declared;
 use crate::headers::{ProtocolVersion, SessionId};
+use crate::named_rules::NamedRules;
 
 const PREFIX: &str = "mr1.";
 /// First byte of the record. No handle begins with it, so neither is valid as the other under one
@@ -21,6 +22,8 @@ const RESUMABLE_REQUESTS: u8 = 1;
 const RESUMABLE_STREAMS: u8 = 2;
 const NO_BEATS: u8 = 4;
 const TASKS: u8 = 8;
+const BY_GET: u8 = 16;
+const COUNTS_BREAKS: u8 = 32;
 
 /// Contents of a session ID that the proxy issued.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,8 +32,8 @@ pub struct IssuedSession {
     pub version: ProtocolVersion,
     /// The dialects that the client declared.
     pub declared: Declared,
-    /// True if the client gets no progress of the proxy's own.
-    pub has_no_beats: bool,
+    /// Rules that the client's name has chosen.
+    pub rules: NamedRules,
     /// True if the proxy offers the client tasks of 2025-11-25.
     pub has_tasks: bool,
 }
@@ -41,9 +44,12 @@ impl IssuedSession {
         let Declared { resumable_requests, resumable_streams } = self.declared;
         let requests = if resumable_requests { RESUMABLE_REQUESTS } else { 0 };
         let streams = if resumable_streams { RESUMABLE_STREAMS } else { 0 };
-        let beats = if self.has_no_beats { NO_BEATS } else { 0 };
+        let NamedRules { has_no_beats, by_get, counts_breaks } = self.rules;
+        let beats = if has_no_beats { NO_BEATS } else { 0 };
+        let by_get = if by_get { BY_GET } else { 0 };
+        let breaks = if counts_breaks { COUNTS_BREAKS } else { 0 };
         let tasks = if self.has_tasks { TASKS } else { 0 };
-        let flags = requests | streams | beats | tasks;
+        let flags = requests | streams | beats | tasks | by_get | breaks;
         let mut bytes = vec![MARK, flags];
         bytes.extend_from_slice(self.version.as_str().as_bytes());
         bytes.extend_from_slice(&nonce);
@@ -57,7 +63,7 @@ impl IssuedSession {
         id.as_str().starts_with(PREFIX)
     }
 
-    /// Returns the contents of a session ID, or `None` unless one of `keys` sealed it.
+    /// Returns the contents of a session ID, or `None` unless any of `keys` sealed it.
     pub fn open(id: &SessionId, keys: &Keyring) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(id.as_str().strip_prefix(PREFIX)?).ok()?;
         let (sealed, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;
@@ -71,9 +77,13 @@ impl IssuedSession {
             resumable_requests: flags & RESUMABLE_REQUESTS != 0,
             resumable_streams: flags & RESUMABLE_STREAMS != 0,
         };
-        let has_no_beats = flags & NO_BEATS != 0;
+        let rules = NamedRules {
+            has_no_beats: flags & NO_BEATS != 0,
+            by_get: flags & BY_GET != 0,
+            counts_breaks: flags & COUNTS_BREAKS != 0,
+        };
         let has_tasks = flags & TASKS != 0;
-        if mark == MARK { Some(Self { version, declared, has_no_beats, has_tasks }) } else { None }
+        if mark == MARK { Some(Self { version, declared, rules, has_tasks }) } else { None }
     }
 }
 
@@ -83,7 +93,19 @@ mod tests {
 
     fn issued() -> IssuedSession {
         let declared = Declared { resumable_requests: false, resumable_streams: true };
-        IssuedSession { version: ProtocolVersion::DEFAULT, declared, has_no_beats: true, has_tasks: true }
+        let rules = NamedRules { has_no_beats: true, by_get: false, counts_breaks: true };
+        IssuedSession { version: ProtocolVersion::DEFAULT, declared, rules, has_tasks: true }
+    }
+
+    #[test]
+    fn each_rule_of_a_client_is_kept() {
+        let keys = Keyring::new([1; 32], Vec::new());
+        for rule in 0..3 {
+            let rules = NamedRules { has_no_beats: rule == 0, by_get: rule == 1, counts_breaks: rule == 2 };
+            let session = IssuedSession { rules, ..issued() };
+            let id = session.seal(&keys, [9; 12]).unwrap();
+            assert_eq!(IssuedSession::open(&id, &keys), Some(session));
+        }
     }
 
     #[test]

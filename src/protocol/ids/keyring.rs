@@ -17,8 +17,8 @@ const MAC_LABEL: &[u8] = b"mcp-resume event id\0";
 /// The keys of event IDs, for HMAC-SHA256 truncated to 128 bits.
 #[derive(Clone)]
 pub struct Keyring {
-    /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already, which
-    /// saves that work for every MAC.
+    /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already. This
+    /// saves the work for every MAC.
     keys: Vec<Hmac<Sha256>>,
 }
 

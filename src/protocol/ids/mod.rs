@@ -9,8 +9,8 @@
 //!
 //! Each request id is a type byte, a length byte and its text. The MAC covers all bytes before it,
 //! so that no stream can be guessed. The sequence number is outside, since a reader may start at
-//! any place. A handle contains no host name and no secret, and every character of an event ID is
-//! safe in an HTTP header and an SSE line.
+//! any place. A handle contains no host name and no secret. Every character of an event ID is safe
+//! in an HTTP header and an SSE line.
 //!
 //! Parsing is bounded work on untrusted bytes and verifies nothing; [`EventId::verify`] does, with
 //! a [`Keyring`]. Deliberately absent: randomness and time (callers pass them), the existence of a
@@ -50,7 +50,7 @@ const FIXED_BYTES: usize = 2 + 4 + 4 + 12;
 /// Size of the type byte and the length byte before each request id.
 const ID_HEAD_BYTES: usize = 2;
 
-/// Length of the shortest handles, in characters: those without request ids.
+/// Length of the shortest handles, which have no request ids, in characters.
 const MIN_HANDLE_LEN: usize = (FIXED_BYTES + MAC_BYTES) * 4 / 3 + 1;
 /// Length of the longest handles, in characters: handles of a batch with [`MAX_BATCH_ID_BYTES`] ids
 /// of one byte.
@@ -133,8 +133,8 @@ impl fmt::Display for Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
-/// Number of a session at its server: 0 for the one that the client opened, and more for each that
-/// the proxy has opened in its place since.
+/// Number of a session at its server: 0 for the session that the client opened. Each session that
+/// the proxy opened in its place since has the next number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct SessionGeneration(pub u32);
 
@@ -225,10 +225,10 @@ impl fmt::Debug for Handle {
 }
 
 /// Writes the ID of the event at `seq`. With `attach` it is the ID of the first, empty event of a
-/// resumed connection, which names the place where that connection starts.
+/// resumed connection. It names the start of that connection.
 ///
 /// # Errors
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, attach: Option<AttachId>) -> fmt::Result {
     out.write_str(handle.as_str())?;
     write_number(out, seq.0)?;
@@ -248,7 +248,7 @@ fn write_number(out: &mut impl fmt::Write, number: u64) -> fmt::Result {
 /// the two. `attach` is cut to the digits that fit.
 ///
 /// # Errors
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, attach: Option<AttachId>) -> fmt::Result {
     const ROOM: u64 = 10_u64.pow((MAX_NUMBER_LEN - ADOPTED.len()) as u32);
     write_event_id(out, handle, seq, None)?;
@@ -260,7 +260,7 @@ pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, at
 /// client's, [unverified](EventId::handle_text).
 ///
 /// # Errors
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write_end_id(out: &mut impl fmt::Write, handle_text: &str) -> fmt::Result {
     write!(out, "{handle_text}.end")
 }
@@ -344,9 +344,9 @@ impl EventId {
         self.cursor
     }
 
-    /// Returns the contents of the event ID if one of `keys` signed its handle. MACs are compared
-    /// in constant time. Returns `None` also for [`Cursor::End`], which names no place in a stream,
-    /// and for the stream of a task, which no client reads by its events.
+    /// Returns the contents of the event ID if any of `keys` signed its handle. MACs are compared
+    /// in constant time. Returns `None` also for [`Cursor::End`], which names no place in a stream.
+    /// Returns `None` for the stream of a task, which no client reads by its events.
     pub fn verify(&self, keys: &Keyring) -> Option<Verified> {
         self.verify_contents(keys).filter(|verified| verified.kind != StreamKind::Task)
     }

@@ -1,7 +1,7 @@
 //! Members of a cut object, at its beginning or its end.
 //!
-//! Each walk starts at a byte whose meaning is certain, the first or the last one of the object,
-//! and follows the grammar from there. So no part of a string or of a nested value is taken for a
+//! Each walk starts at the first or the last byte of the object, whose meaning is certain, and
+//! follows the grammar from there. So no part of a string or of a nested value is taken for a
 //! member, at any cut of the text. A member is reported only if its name and its value are whole.
 //! Absent: validation. In bytes that are no JSON, any part of them may be reported.
 
@@ -9,8 +9,8 @@ use std::borrow::Cow;
 
 use memchr::{memchr, memchr2, memrchr};
 
-/// Calls `visit` with the name and the value of each whole member at the beginning of an object,
-/// and with a name whose value is cut.
+/// Calls `visit` with the name and the value of each whole member at the beginning of an object. A
+/// member with a cut value is visited by its name alone.
 pub fn leading_members<'a>(json: &'a [u8], visit: &mut dyn FnMut(Cow<'a, str>, Option<&'a [u8]>)) {
     let _ = walk_forwards(json, visit);
 }

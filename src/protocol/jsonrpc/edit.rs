@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes};
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::walk::{find, for_each_message, from_slice};
@@ -14,9 +14,14 @@ pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a 
     find(bytes, path).map(RawValue::get)
 }
 
+/// Returns the value at a path of members, or `None` for a value of another type.
+pub fn parsed_member<T: DeserializeOwned>(bytes: &[u8], path: &'static [&'static str]) -> Option<T> {
+    serde_json::from_str(member(bytes, path)?).ok()
+}
+
 /// Returns the string at a path of members, or `None` for another value.
 pub fn string_member(bytes: &[u8], path: &'static [&'static str]) -> Option<String> {
-    serde_json::from_str(member(bytes, path)?).ok()
+    parsed_member(bytes, path)
 }
 
 /// Returns the messages of a body as JSON text: each of an array, or the only one.

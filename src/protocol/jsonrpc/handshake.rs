@@ -117,7 +117,7 @@ impl ServerFacts {
         self.name == later.name && has_all(&self.capabilities, &later.capabilities)
     }
 
-    /// Returns the notifications of all lists whose changes the server has said that it announces.
+    /// Returns the notifications of all lists whose changes the server has declared.
     pub fn list_changes(&self) -> impl Iterator<Item = &'static str> {
         let announces = |capability: &str| {
             let declared = self.capabilities.get(capability).and_then(|declared| declared.get("listChanged"));

@@ -16,23 +16,33 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+mod alike;
 pub mod code;
 #[cfg(test)]
 pub(crate) mod counted;
 mod cut;
+mod defect;
 mod edit;
 mod handshake;
+mod lenient;
 mod rename;
 pub mod response;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod usual;
 mod walk;
 
+pub use alike::only_alike;
 pub use cut::{leading_members, trailing_members};
-pub use edit::{first_members, member, messages, span, splice, splice_apart, string_member, without_members};
+pub use defect::{Defect, defect, notification_with_null_id};
+pub use edit::{
+    first_members, member, messages, parsed_member, span, splice, splice_apart, string_member, without_members,
+};
 pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
+pub use lenient::{BYTE_ORDER_MARK, as_json, peek_any, peek_leniently, place, readable};
 pub use rename::{rename_ids, replaced};
+pub use scan::is_one_object;
 use scan::scan;
 use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};
@@ -83,6 +93,9 @@ impl RequestId {
 
 /// The name of a method. The usual ones need no memory.
 pub type MethodName = Cow<'static, str>;
+
+/// Member of `_meta` with the revision of a modern request.
+const META_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 
 /// The usual methods of MCP.
 const USUAL_METHODS: [&str; 12] = [
@@ -180,6 +193,26 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
 /// # Errors
 /// See [`PeekError`].
 pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
+    match usual::peek(bytes) {
+        Some(usual) => Ok(Body::Single(usual.message)),
+        None => parsed_up_to(bytes, longest),
+    }
+}
+
+/// Parses a body as [`peek_up_to`] does, and returns [`meta_protocol_version`] with it.
+///
+/// # Errors
+/// See [`PeekError`].
+pub fn peek_with_version(bytes: &[u8], longest: usize) -> Result<(Body, Option<String>), PeekError> {
+    let (body, may_name_version) = match usual::peek(bytes) {
+        Some(usual) => (Body::Single(usual.message), usual.may_name_version),
+        None => (parsed_up_to(bytes, longest)?, true),
+    };
+    Ok((body, if may_name_version { meta_protocol_version(bytes) } else { None }))
+}
+
+/// Parses messages of any form.
+fn parsed_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
     let is_too_long = Cell::new(false);
     match from_slice(bytes, BodySeed { longest, is_too_long: &is_too_long }) {
         Some(body) => body,
@@ -206,11 +239,10 @@ pub fn may_have_id(bytes: &[u8]) -> bool {
 /// request. In a batch the first message with the member counts. Returns `None` if it is absent or
 /// no string.
 pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
-    const KEY: &str = "io.modelcontextprotocol/protocolVersion";
-    const PATH: &[&str] = &["params", "_meta", KEY];
+    const PATH: &[&str] = &["params", "_meta", META_VERSION];
     // Most requests have no such key, which a search shows at less cost than parsing. A key with
     // escapes has a backslash.
-    static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(KEY));
+    static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(META_VERSION));
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
     }
@@ -292,6 +324,12 @@ pub fn is_input_required(message: &[u8]) -> bool {
     member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
+/// Returns the error of a response as JSON text. An error of `null` beside a result counts as
+/// absent.
+pub fn error_in(message: &[u8]) -> Option<&str> {
+    member(message, &["error"]).filter(|error| *error != "null")
+}
+
 /// Returns the code of an error response, or `None` for a result and for an error without one.
 pub fn error_code(message: &[u8]) -> Option<i64> {
     member(message, &["error", "code"])?.parse().ok()
@@ -303,8 +341,8 @@ struct Members<'a> {
     jsonrpc: Option<&'a RawValue>,
     id: Option<&'a RawValue>,
     method: Option<&'a RawValue>,
-    result: Option<IgnoredAny>,
-    error: Option<IgnoredAny>,
+    result: Option<Presence>,
+    error: Option<Presence>,
     duplicate: Option<&'static str>,
 }
 
@@ -320,7 +358,43 @@ enum Key {
     Other,
 }
 
+/// A value that is skipped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Null,
+    Value,
+}
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Option::<IgnoredAny>::deserialize(deserializer)?;
+        Ok(value.map_or(Self::Null, |_| Self::Value))
+    }
+}
+
 impl Members<'_> {
+    /// True for a message with a result. Beside an error, or a method, `null` counts as absent.
+    fn has_result(&self) -> bool {
+        match self.result {
+            Some(Presence::Value) => true,
+            Some(Presence::Null) => self.error != Some(Presence::Value) && !self.has_method(),
+            None => false,
+        }
+    }
+
+    /// True for a message with an error; see [`Self::has_result`].
+    fn has_error(&self) -> bool {
+        match self.error {
+            Some(Presence::Value) => true,
+            Some(Presence::Null) => self.result.is_none() && !self.has_method(),
+            None => false,
+        }
+    }
+
+    fn has_method(&self) -> bool {
+        self.method.is_some_and(|raw| raw.get() != "null")
+    }
+
     fn to_message(&self) -> Result<Message, PeekError> {
         if let Some(key) = self.duplicate {
             return Err(PeekError::DuplicateKey(key));
@@ -328,7 +402,8 @@ impl Members<'_> {
         if !self.jsonrpc.is_some_and(is_version_2) {
             return Err(PeekError::NotMessage);
         }
-        match (self.method, self.result.is_some(), self.error.is_some()) {
+        let method = self.method.filter(|raw| raw.get() != "null");
+        match (method, self.has_result(), self.has_error()) {
             (Some(method), false, false) => {
                 let method = method_name(string(method).ok_or(PeekError::NotMessage)?);
                 match self.id {

@@ -1,19 +1,28 @@
 //! Other IDs for the messages of a body, and for the requests that its cancels name. Every other
 //! byte stays.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{Message, RequestId, cancelled_request_id, member, messages, peek, span, splice};
+use super::{Message, PeekError, RequestId, cancelled_request_id, member, messages, peek, readable, span, splice};
 
 const CANCELLED: &str = "notifications/cancelled";
 
 /// Replaces the ID of each request and response, and the ID in each `notifications/cancelled`, by
 /// the result of `renamed`. An ID stays if `renamed` returns `None`. Returns `None` if nothing
-/// changes, and for a body that is no message. Walks the body once.
+/// changes, and for a body that is no message. Walks the body once, or twice if only lenient
+/// parsers read it.
 pub fn rename_ids(body: &[u8], mut renamed: impl FnMut(&Message, &RequestId) -> Option<RequestId>) -> Option<Vec<u8>> {
-    let peeked = peek(body).ok()?;
+    let mut read = Cow::Borrowed(body);
+    let peeked = match peek(body) {
+        Err(PeekError::NotJson) => {
+            read = readable(body)?.into();
+            peek(&read).ok()?
+        }
+        peeked => peeked.ok()?,
+    };
     let mut splices = Vec::new();
-    for (message, text) in peeked.messages().iter().zip(messages(body)) {
+    for (message, text) in peeked.messages().iter().zip(messages(&read)) {
         let (id, path): (_, &'static [&'static str]) = match message {
             Message::Request { id, .. } | Message::Response { id: Some(id), .. } => (Some(id.clone()), &["id"]),
             Message::Notification { method } if *method == CANCELLED => {
@@ -22,7 +31,7 @@ pub fn rename_ids(body: &[u8], mut renamed: impl FnMut(&Message, &RequestId) -> 
             Message::Notification { .. } | Message::Response { id: None, .. } => (None, &[]),
         };
         if let Some(by) = id.and_then(|id| renamed(message, &id)) {
-            splices.extend(replaced(body, text, path, &by));
+            splices.extend(replaced(&read, text, path, &by));
         }
     }
     if splices.is_empty() { None } else { Some(splice(body, splices)) }

@@ -3,30 +3,18 @@
 //! Nothing is validated: in bytes that are no JSON, any part of them may be found.
 
 /// Returns the value at a path of members, as JSON text, or `None` if it is absent. Of a repeated
-/// member the last one counts, as in every server's JSON parser.
+/// member the last one counts, as in every server's JSON parser. Reads each byte once.
 pub(super) fn scan<'a>(json: &'a [u8], path: &[&str]) -> Option<&'a [u8]> {
-    path.iter().try_fold(json, |value, name| last_member(value, name))
+    let mut scanner = Scanner { rest: json };
+    scanner.next()?;
+    scanner.find(path)?
 }
 
-fn last_member<'a>(object: &'a [u8], name: &str) -> Option<&'a [u8]> {
-    let mut scanner = Scanner { rest: object };
-    scanner.take(b'{')?;
-    let mut found = None;
-    loop {
-        match scanner.next()? {
-            b'"' => {}
-            b'}' => return found,
-            _ => scanner.take(b',')?,
-        }
-        scanner.next()?;
-        let key = scanner.take_string()?;
-        scanner.take(b':')?;
-        scanner.next()?;
-        let value = scanner.take_value()?;
-        if is_named(key, name) {
-            found = Some(value);
-        }
-    }
+/// Returns true if the text is one object with its end, and nothing behind it. Quotes and brackets
+/// alone count, so no parser reads an object in a text for which this is false.
+pub fn is_one_object(text: &[u8]) -> bool {
+    let mut scanner = Scanner { rest: text };
+    scanner.next() == Some(b'{') && scanner.skip_nested().is_some() && scanner.next().is_none()
 }
 
 /// Returns true if the string `quoted` is `name`.
@@ -43,6 +31,36 @@ struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
+    /// Takes a value that begins here, and returns its part at `path`, if there is one.
+    fn find(&mut self, path: &[&str]) -> Option<Option<&'a [u8]>> {
+        let (name, within) = match path {
+            [name, within @ ..] if self.rest.first() == Some(&b'{') => (*name, within),
+            [] => return self.take_value().map(Some),
+            [..] => return self.take_value().map(|_| None),
+        };
+        self.rest = &self.rest[1..];
+        let mut found = None;
+        loop {
+            match self.next()? {
+                b'"' => {}
+                b'}' => {
+                    self.rest = &self.rest[1..];
+                    return Some(found);
+                }
+                _ => self.take(b',')?,
+            }
+            self.next()?;
+            let key = self.take_string()?;
+            self.take(b':')?;
+            self.next()?;
+            if is_named(key, name) {
+                found = self.find(within)?;
+            } else {
+                self.take_value()?;
+            }
+        }
+    }
+
     /// Skips white space and returns the next byte, which is not taken.
     fn next(&mut self) -> Option<u8> {
         self.rest = self.rest.trim_ascii_start();
@@ -60,7 +78,7 @@ impl<'a> Scanner<'a> {
     fn take_string(&mut self) -> Option<&'a [u8]> {
         let mut at = 1;
         loop {
-            at += memchr::memchr2(b'"', b'\\', self.rest.get(at..)?)?;
+            at += quote_or_escape(self.rest.get(at..)?)?;
             if self.rest[at] == b'"' {
                 let (string, rest) = self.rest.split_at(at + 1);
                 self.rest = rest;
@@ -105,4 +123,14 @@ impl<'a> Scanner<'a> {
             }
         }
     }
+}
+
+/// Returns the place of the first quote or backslash. Most strings here are short, so a call of
+/// `memchr` would cost more than their bytes.
+fn quote_or_escape(text: &[u8]) -> Option<usize> {
+    const SHORT: usize = 32;
+    let is_either = |byte: &u8| matches!(byte, b'"' | b'\\');
+    let (short, long) = text.split_at(text.len().min(SHORT));
+    let at = short.iter().position(is_either);
+    at.or_else(|| memchr::memchr2(b'"', b'\\', long).map(|at| short.len() + at))
 }

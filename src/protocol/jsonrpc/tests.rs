@@ -31,8 +31,12 @@ fn model_one(members: &[(String, Value)]) -> Result<Message, PeekError> {
         Some(Value::String(s)) => Ok(Some(Some(text(s)))),
         Some(_) => Err(PeekError::BadId),
     };
-    let (result, error) = (!all("result").is_empty(), !all("error").is_empty());
-    match all("method").first() {
+    // `null` counts as absent beside a member that has a value.
+    let value = |key: &str| all(key).first().is_some_and(|value| !value.is_null());
+    let null = |key: &str| all(key).first().is_some_and(|value| value.is_null());
+    let result = value("result") || (null("result") && !value("error") && !value("method"));
+    let error = value("error") || (null("error") && all("result").is_empty() && !value("method"));
+    match all("method").first().filter(|method| !method.is_null()) {
         Some(Value::String(method)) if !result && !error => match id? {
             None => Ok(Message::Notification { method: method.clone().into() }),
             Some(None) => Err(PeekError::BadId),

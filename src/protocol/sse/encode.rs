@@ -9,8 +9,8 @@ use memchr::{memchr, memchr2};
 /// Bytes of an encoded event beside its name and its data of one line.
 pub const EVENT_OVERHEAD: usize = b"event: \ndata: \n\n".len();
 
-/// Writes one event without an id: an `event` line if `name` is not empty, a `data` line for each
-/// line of `data`, and the blank line that ends it.
+/// Writes one event without an id. It has an `event` line if `name` is not empty, a `data` line for
+/// each line of `data`, and a blank line at the end.
 ///
 /// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between
 /// tokens of JSON all mean the same. A `name` ends at its first line end.
@@ -36,7 +36,7 @@ pub fn message_event(message: &[u8]) -> Bytes {
 }
 
 /// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its
-/// data; one without a line end is not copied.
+/// data. A piece without a line end is not copied.
 pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
     put_line(&mut start, b"event: ", name);
     start.put_slice(b"data: ");
@@ -48,7 +48,7 @@ pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<It
         }
         let mut lines = BytesMut::with_capacity(piece.len() + 64);
         encode_event(&mut lines, b"", &piece);
-        // The label of the first line and the end of the last are those of the whole data.
+        // The label of the first line and the end of the last line belong to the whole data.
         lines.truncate(lines.len() - 2);
         pieces.push(lines.freeze().slice(b"data: ".len()..));
     }

@@ -1,9 +1,10 @@
 //! The event codec: `text/event-stream` bytes to [`Event`]s and back.
 //!
-//! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]: a leading byte order
-//! mark, lines that end in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL
-//! ignored, `retry` of digits only. Its results do not depend on the cuts of the input, and its
-//! memory is bounded by its limit. An event over the limit ends the stream, or is skipped.
+//! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]. It skips a leading byte
+//! order mark and comments. Lines end in CR, LF or CRLF, and `data` fields may be repeated. An `id`
+//! with NUL is ignored, and so is a `retry` with other characters than digits. Its results do not
+//! depend on the cuts of the input, and its memory is bounded by its limit. An event over the limit
+//! ends the stream, or is skipped.
 //!
 //! Deliberately absent: the meaning of an event. Field values are bytes and stay unchanged, invalid
 //! UTF-8 included. The last event ID, reconnection and the dropping of events with empty data
@@ -61,7 +62,7 @@ impl Event {
     }
 }
 
-/// An event, or a part of one that is skipped: see [`Decoder::poll_item`].
+/// An event, or a part of an event that is skipped: see [`Decoder::poll_item`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// A complete event.
@@ -155,8 +156,9 @@ impl Decoder {
         }
     }
 
-    /// Does as [`Self::poll_event`], but goes on behind an event over the limit: returns its
-    /// beginning once it is over the limit, and its end. Its rest takes no memory.
+    /// Does as [`Self::poll_event`], but continues behind an event over the limit. Returns the
+    /// beginning of such an event once it exceeds the limit, and later its end. The rest takes no
+    /// memory.
     pub fn poll_item(&mut self) -> Option<Item> {
         match self.parse() {
             Ok(None) => {
@@ -217,7 +219,7 @@ impl Decoder {
                     None => return Ok(None),
                     Some((line, consumed)) => {
                         self.input.consume(consumed);
-                        // An event that is over the limit here can be skipped.
+                        // An event that exceeds the limit here can be skipped.
                         self.line = line;
                         if let Line::Value(field) = line {
                             self.block.begin(field)?;
@@ -298,9 +300,9 @@ impl Input {
         self.0 = Bytes::copy_from_slice(&self.0);
     }
 
-    /// Returns the event at the beginning of the input and its length, if it is complete and in a
-    /// usual form: lines with a space behind the colon, no repeated field, LF or CRLF. Other events
-    /// are parsed line by line, and so are those over the limit.
+    /// Returns the event at the beginning of the input and its length, if the event is complete and
+    /// in a usual form. Its lines have a space behind the colon, no field is repeated, and lines
+    /// end in LF or CRLF. Other events, and events over the limit, are parsed line by line.
     fn whole_event(&self, limit: usize) -> Option<(Event, usize)> {
         let mut event = Event::default();
         let mut data = None;
@@ -508,8 +510,8 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the event at the blank line that ends it, or the end of one that is skipped; `None`
-    /// if no field has begun.
+    /// Returns the event at the blank line that ends it, or the end of a skipped event. Returns
+    /// `None` if no field has begun.
     fn take(&mut self) -> Option<Item> {
         if !std::mem::take(&mut self.has_begun) {
             return None;

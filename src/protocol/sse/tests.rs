@@ -159,7 +159,7 @@ proptest! {
 
     #[test]
     fn an_event_in_pieces_has_the_bytes_of_a_whole_one(data in prop::collection::vec("[ab\r\n]{0,8}", 3)) {
-        // A piece that ends within a line end is none that a caller has.
+        // No caller has a piece that ends within a line end.
         let data: Vec<String> = data.into_iter().map(|piece| format!("x{piece}x")).collect();
         let mut whole = BytesMut::new();
         encode_id(&mut whole, "7");

@@ -1,5 +1,5 @@
-//! Streams that have ended, in short: the state of a sealed machine that no connection reads,
-//! without the parts that only a running call needs.
+//! The short form of ended streams: the state of a sealed machine without a reader and without the
+//! parts of a running call.
 //!
 //! [`End`] has the state that every ended stream needs; [`Rest`] is for readers of its events. Both
 //! together give the machine again ([`Machine::ended`]). Absent: the events.
@@ -29,7 +29,7 @@ pub struct End {
     pub sealed_at: Instant,
     /// Time since which no connection has read the stream.
     pub left_at: Instant,
-    /// Time for which the stream stays readable after the later of both.
+    /// Time that the stream stays readable after the later of both.
     pub retention: Duration,
     /// The last event.
     pub tail: Seq,
@@ -41,8 +41,8 @@ pub struct End {
     pub has_idempotency_key: bool,
     /// True if the last message is known to have arrived.
     pub is_delivered: bool,
-    /// True if the response passed through: there is no event and no seal, and the times are those
-    /// of the last reader.
+    /// True if the response passed through. It has no event and no seal, and the times are times of
+    /// the last reader.
     pub has_passed: bool,
     /// True if the server has sent requests to the client.
     pub has_server_requests: bool,
@@ -50,18 +50,20 @@ pub struct End {
     can_pause: bool,
     /// True if the client accepts no stream.
     should_refuse_requests: bool,
+    /// True if the requests were `tools/call` alone.
+    is_tool_call: bool,
     /// True if a client has an event ID.
     is_primed: bool,
     /// True if the last connection closed gracefully.
     has_closed_gracefully: bool,
     /// True if the last connection was given the whole response, and its end showed nothing.
     is_whole: bool,
-    /// Milliseconds after `left_at` in which the same POST is a retry where IDs are free.
+    /// Milliseconds after `left_at` while the same POST is a retry where IDs are free.
     retry_ms: u16,
 }
 
 impl End {
-    /// Returns the end of a sealed request stream that has no reader and is no task's, or of a
+    /// Returns the end of a sealed request stream without a reader and without a task, or of a
     /// stream whose response passed through. Returns `None` for any other stream. The body of a
     /// response that passed through may still be arriving.
     pub fn of(machine: &Machine) -> Option<Self> {
@@ -89,6 +91,7 @@ impl End {
             has_server_requests: !server_requests.is_empty(),
             can_pause: policy.can_pause,
             should_refuse_requests: policy.should_refuse_requests,
+            is_tool_call: policy.is_tool_call,
             is_primed: reader.is_primed(),
             has_closed_gracefully: reader.has_closed_gracefully(),
             is_whole: reader.is_whole(),
@@ -115,6 +118,7 @@ impl End {
         Policy {
             has_idempotency_key: self.has_idempotency_key,
             should_refuse_requests: self.should_refuse_requests,
+            is_tool_call: self.is_tool_call,
             ..Policy::of_ended(self.era, self.retention, self.can_pause)
         }
     }
@@ -182,7 +186,7 @@ impl Rest {
         size_of_val(&*self.owed_responses) + ids + rare
     }
 
-    /// Returns the failure with which the proxy ended the stream, or `None` if it did not.
+    /// Returns the failure by the proxy that ended the stream, or `None` if there was no failure.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
@@ -207,7 +211,7 @@ impl Rest {
         self.rare.as_ref().is_some_and(|rare| rare.server_requests.knows_any(ids))
     }
 
-    /// Returns the ids of the unanswered server→client requests.
+    /// Returns the ids of the pending server→client requests.
     pub fn unanswered_requests(&self) -> impl Iterator<Item = &RequestId> {
         self.rare.iter().flat_map(|rare| rare.server_requests.outstanding())
     }
@@ -227,7 +231,7 @@ impl Rest {
 }
 
 impl Machine {
-    /// Restores a stream that has ended. Without its `rest` no event is left.
+    /// Restores an ended stream. Without its `rest` no event is left.
     pub fn ended(end: &End, rest: Option<Rest>) -> Self {
         let mut machine = Self::new(end.policy(), Vec::new(), end.left_at);
         let lifecycle = &mut machine.lifecycle;

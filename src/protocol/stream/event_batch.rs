@@ -40,6 +40,11 @@ impl Batch {
         self.ends.push(self.bytes.len() as u32);
     }
 
+    /// Returns the bytes of the events, and the end of each among them.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Vec<u32>) {
+        (self.bytes, self.ends)
+    }
+
     /// Returns the number of the first event.
     pub fn first(&self) -> Seq {
         self.first

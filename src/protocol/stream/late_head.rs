@@ -20,7 +20,7 @@ pub(super) struct LateFacts {
     /// Owed ids whose responses came on the session's standalone stream. At most one entry for each
     /// owed id.
     answered_elsewhere: Vec<RequestId>,
-    /// Headers of the refusal with which the upstream ended the call.
+    /// Headers of the upstream's refusal, which ended the call.
     refusal: Option<Box<RefusalHeaders>>,
 }
 
@@ -30,7 +30,7 @@ impl LateFacts {
         self.is_accepted
     }
 
-    /// Returns the headers of the refusal with which the upstream ended the call.
+    /// Returns the headers of the upstream's refusal, which ended the call.
     pub(super) fn refusal(&self) -> Option<&RefusalHeaders> {
         self.refusal.as_deref()
     }

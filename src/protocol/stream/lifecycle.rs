@@ -1,5 +1,5 @@
-//! The lifecycle of a stream: its phase, the numbers of its events, the responses that it owes, its
-//! deadlines and effects, and its only way to end.
+//! The lifecycle of a stream: its phase, its numbering, its owed responses, its deadlines and
+//! effects, and its only way to end.
 //!
 //! The other parts of the machine get it as their context. Absent: readers, server requests, and
 //! the upstream call.
@@ -17,10 +17,10 @@ use super::timers::{Timer, TimerTable};
 use crate::error::{ErrorCode, Failure};
 use crate::headers::Era;
 use crate::ids::{Seq, StreamKind};
-use crate::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Body, Message, RequestId};
 use crate::refusal::RefusalHeaders;
 
-/// Time after which a promotion that was not possible is tried again.
+/// Delay before another attempt after a promotion that was not possible.
 const PROMOTION_RETRY: Duration = Duration::from_millis(500);
 
 /// The phase of one stream, and the state that its end depends on.
@@ -32,7 +32,7 @@ pub struct Lifecycle {
     /// The outcome of a stream that ends once its last event is stored, or `None` if more events
     /// may come.
     pub(super) sealing: Option<Outcome>,
-    /// The failure with which the proxy ended the stream, or `None` if it did not.
+    /// The failure by the proxy that ended the stream, or `None` if there was no failure.
     pub(super) failure: Option<Failure>,
     /// True if the client has cancelled the stream.
     pub(super) is_cancelled: bool,
@@ -99,7 +99,7 @@ impl Lifecycle {
         self.phase == Phase::Open && self.sealing.is_none()
     }
 
-    /// Returns the failure with which the proxy ended the stream, or `None` if it did not.
+    /// Returns the failure by the proxy that ended the stream, or `None` if there was no failure.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
@@ -112,6 +112,22 @@ impl Lifecycle {
     /// Returns true if the proxy begins the response by itself at `now`.
     pub fn is_commit_due(&self, now: Instant) -> bool {
         self.timers.is_due(Timer::Commit, now)
+    }
+
+    /// Returns `data` with the ids of the requests, if its responses have ids that only equal them
+    /// as numbers or as text. `body` is what `data` holds.
+    pub fn respelled(&self, body: &Body, data: &[u8]) -> Option<Vec<u8>> {
+        let is_known = |message: &Message| match message {
+            Message::Response { id: Some(id), .. } => self.owed_responses.has(id),
+            Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => true,
+        };
+        if self.policy.kind != StreamKind::Request || body.messages().iter().all(is_known) {
+            return None;
+        }
+        jsonrpc::rename_ids(data, |message, id| match message {
+            Message::Response { .. } => self.owed_responses.alike(id),
+            Message::Request { .. } | Message::Notification { .. } => None,
+        })
     }
 
     /// Returns true if no response is owed any more, and every response so far may be read.
@@ -129,7 +145,13 @@ impl Lifecycle {
     /// session was deleted.
     pub fn is_revoked(&self) -> bool {
         let was_abandoned = self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned);
-        self.is_cancelled || self.is_revoked || was_abandoned
+        self.is_withdrawn() || was_abandoned
+    }
+
+    /// Returns true if no client wants the response any more: the client has cancelled the stream,
+    /// or its session was deleted.
+    pub fn is_withdrawn(&self) -> bool {
+        self.is_cancelled || self.is_revoked
     }
 
     /// Returns true if the upstream must not be read now, because the log is full of unwritten
@@ -236,9 +258,25 @@ impl Lifecycle {
 
     // ── the client ───────────────────────────────────────────────────────────────────────────────
 
+    /// Ends the call's time limit, and begins to linger, once no response is owed. `had_owed`: true
+    /// if one was owed before the event.
+    pub(super) fn handle_answered(&mut self, had_owed: bool, now: Instant) {
+        let Self { policy, owed_responses, timers, .. } = self;
+        // While a cancelled request may still get its response, only the response that settles the
+        // last owed one ends the stream this early.
+        let is_last_owed = had_owed && owed_responses.is_settled();
+        if is_last_owed {
+            timers.stop(Timer::Call);
+        }
+        let is_complete = policy.kind == StreamKind::Request && owed_responses.is_answered();
+        if (is_last_owed || is_complete) && !timers.is_set(Timer::Linger) {
+            timers.set(Timer::Linger, now + policy.linger);
+        }
+    }
+
     /// The client cancels one of its requests. Returns false if there is nothing to cancel. From
-    /// here on the stream's tokens are refused; the first of the upstream's response, its end, or
-    /// `cancel_grace` seals it.
+    /// here on the stream's tokens are refused. The first of the upstream's response, its end, and
+    /// the end of `cancel_grace` seals the stream.
     pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {
         if self.ending().is_some() || !self.owed_responses.cancel(id) {
             return false;
@@ -283,8 +321,8 @@ impl Lifecycle {
         self.finish_seal(now);
     }
 
-    /// The log is over its limits although every releasable event was dropped, or it no longer is.
-    /// A stream that has ended needs no more memory.
+    /// The log exceeds its limits although every releasable event was dropped, or no longer exceeds
+    /// them. A stream that has ended needs no more memory.
     pub fn handle_full(&mut self, full: bool, now: Instant) {
         if self.sealing.is_some() || !self.policy.can_pause {
             return;
@@ -301,7 +339,7 @@ impl Lifecycle {
         if !jsonrpc::may_have_id(data) {
             return;
         }
-        let Ok(body) = jsonrpc::peek(data) else { return };
+        let Ok(body) = jsonrpc::peek_any(data) else { return };
         for message in body.messages() {
             if let Message::Response { id: Some(id), is_error } = message {
                 self.owed_responses.answer(id, seq, *is_error);
@@ -324,7 +362,7 @@ impl Lifecycle {
         self.effects.pop_front()
     }
 
-    /// Returns the time of the next [`Machine::handle_timeout`], or `None` if there is none.
+    /// Returns the time of the next [`Machine::handle_timeout`], or `None` without a deadline.
     /// Retention of a sealed stream is no timer; see [`Machine::readable_until`].
     ///
     /// [`Machine::handle_timeout`]: super::Machine::handle_timeout
@@ -346,13 +384,14 @@ impl Lifecycle {
         }
         self.failure = Some(failure);
         if self.phase == Phase::Open {
-            let Self { owed_responses, numbering, .. } = self;
-            owed_responses.fail_due(|id| numbering.push(b"message", &failure.to_message_with(Some(id), headers)));
+            let Self { owed_responses, numbering, policy, .. } = self;
+            let subject = policy.subject();
+            owed_responses.fail_due(|id| numbering.push(b"message", &failure.to_message_after(id, subject, headers)));
         }
         self.begin_seal(outcome, now);
     }
 
-    /// Has the server informed that the due requests are cancelled, if the policy permits that.
+    /// Informs the server of the cancel of the due requests, if the policy permits it.
     pub(super) fn announce_cancel(&mut self) {
         let due: Vec<RequestId> = self.owed_responses.due().cloned().collect();
         if self.policy.should_announce_cancel && !due.is_empty() && self.sealing.is_none() {

@@ -12,7 +12,7 @@
 //! 7. A request stream is sealed with a response for every id it owed.
 //! 8. A server→client request gets one response, and is not replayed after it.
 //!
-//! The machine is made of parts with state and rules of their own: the [`Lifecycle`], the
+//! The machine is made of parts with state and rules of their own. These are the [`Lifecycle`], the
 //! [`ReaderState`], the [`ServerRequests`], the upstream's position, and for few streams a task or
 //! a late head. The machine takes the inputs that concern several parts; an input for one part goes
 //! to that part.
@@ -74,6 +74,7 @@ use upstream_resume::Next;
 pub use upstream_resume::{Ending, SessionChange, UpstreamCursor};
 
 use crate::error::{ErrorCode, Failure};
+use crate::headers::Era;
 use crate::ids::{AttachId, Seq, StreamKind};
 use crate::jsonrpc::{self, Message, RequestId};
 use crate::sse;
@@ -94,8 +95,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates a stream whose upstream call has just begun, and that owes a response for each of
-    /// `ids` (none for a standalone stream).
+    /// Creates a stream at the beginning of its upstream call. It owes a response for each of `ids`
+    /// (empty for a standalone stream).
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
         let mut machine = Self {
             reader: ReaderState::new(policy.retry, now),
@@ -222,7 +223,7 @@ impl Machine {
         }
         // Data that does not decode is an opaque event: only framing, size or a missing response
         // fails a call. Of data that decodes, only messages with an id matter here.
-        let body = if jsonrpc::may_have_id(data) { jsonrpc::peek(data).ok() } else { None };
+        let body = if jsonrpc::may_have_id(data) { jsonrpc::peek_any(data).ok() } else { None };
         if let Some(body) = &body
             && self.lifecycle.policy.should_answer_pings
             && !self.has_reader_for_requests()
@@ -230,6 +231,10 @@ impl Machine {
         {
             self.upstream.handle_ping();
             return self.lifecycle.effects.extend(pings.into_iter().cloned().map(Effect::AnswerPing));
+        }
+        if let Some(respelled) = body.as_ref().and_then(|body| self.lifecycle.respelled(body, data)) {
+            self.lifecycle.effects.push_back(Effect::RecordRespelled);
+            return self.handle_message(name, &respelled, now);
         }
         let seq = self.lifecycle.numbering.push(name, data);
         let had_owed = !self.lifecycle.owed_responses.is_settled();
@@ -239,17 +244,23 @@ impl Machine {
                 self.handle_logged_message(message, seq, is_alone, now);
             }
         }
-        let Lifecycle { policy, owed_responses, timers, .. } = &mut self.lifecycle;
-        // While a cancelled request may still get its response, only the response that settles the
-        // last owed one ends the stream this early.
-        let is_last_owed = had_owed && owed_responses.is_settled();
-        if is_last_owed {
-            timers.stop(Timer::Call);
+        self.lifecycle.handle_answered(had_owed, now);
+    }
+
+    /// The upstream's response is no JSON to the proxy, but may be to its client. It becomes an
+    /// event as it is, and counts as the response to the only request without one.
+    pub fn handle_unreadable_response(&mut self, data: &[u8], now: Instant) {
+        if !self.lifecycle.can_append() {
+            return;
         }
-        let is_complete = policy.kind == StreamKind::Request && owed_responses.is_answered();
-        if (is_last_owed || is_complete) && !timers.is_set(Timer::Linger) {
-            timers.set(Timer::Linger, now + policy.linger);
+        self.input_turn.handle_exchange(now);
+        let Lifecycle { numbering, owed_responses, .. } = &mut self.lifecycle;
+        let seq = numbering.push(b"message", data);
+        let had_owed = !owed_responses.is_settled();
+        if let Some(only) = owed_responses.only_unanswered().cloned() {
+            owed_responses.answer(&only, seq, false);
         }
+        self.lifecycle.handle_answered(had_owed, now);
     }
 
     fn handle_logged_message(&mut self, message: &Message, seq: Seq, is_alone: bool, now: Instant) {
@@ -341,6 +352,9 @@ impl Machine {
     pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.reader.attach(attach, cursor, now);
         self.lifecycle.timers.stop(Timer::Abandon);
+        if self.upstream.take_reader_wait() && self.lifecycle.ending().is_none() {
+            self.lifecycle.timers.set(Timer::Reopen, now);
+        }
     }
 
     /// A connection left. Nothing happens unless it was the reader.
@@ -409,6 +423,35 @@ impl Machine {
     pub fn handle_client_response_lost(&mut self, id: &RequestId, now: Instant) {
         self.server_requests.unsettle(id);
         self.answer_pings(now);
+    }
+
+    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and
+    /// remembers `cursor`. Returns false if there are more events for the client, or no
+    /// server→client request waits.
+    pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
+        let is_due = self.input_turn_at().is_some_and(|at| at <= now);
+        let numbering = self.numbering();
+        let tail = numbering.tail();
+        let has_all = cursor <= tail && self.server_requests.has_spent_all(cursor, tail) && numbering.is_stored();
+        let begins = is_due && has_all;
+        if begins {
+            self.input_turn.begin(cursor);
+        }
+        begins
+    }
+
+    /// Returns the time of the client's turn: server→client requests wait, and the upstream will
+    /// have been quiet for `input_grace` by then. Returns `None` while no request waits, for a
+    /// stream that is about to end, and in the modern era, whose clients cancel by leaving.
+    pub fn input_turn_at(&self) -> Option<Instant> {
+        let Lifecycle { policy, timers, .. } = &self.lifecycle;
+        let is_ending = timers.is_set(Timer::Linger) || timers.is_set(Timer::CancelGrace);
+        let may_wait = self.lifecycle.can_append() && !is_ending && policy.era == Era::Legacy;
+        if may_wait && self.server_requests.has_outstanding() {
+            Some(self.input_turn.quiet_since() + policy.input_grace)
+        } else {
+            None
+        }
     }
 
     /// Ends the stream regardless of its upstream, with the error `code` for each owed response:

@@ -1,7 +1,7 @@
 //! The numbers of a stream's events, and how many of them the store has.
 //!
-//! Invariants 1 and 2 of the machine are kept here: numbers are assigned by [`Numbering::push`]
-//! alone, and the tail moves only when the store has accepted a batch, or another writer's events.
+//! Invariants 1 and 2 of the machine are kept here. [`Numbering::push`] alone assigns numbers. The
+//! tail moves only when the store has accepted a batch, or another writer's events.
 
 use super::event_batch::Batch;
 use crate::ids::Seq;

@@ -1,17 +1,16 @@
 //! The responses that a request stream owes: one for each request id it carried.
 //!
-//! Each lookup and each change costs the same however many there are: the states are counted as
-//! they change, and a large batch has an index by id. Absent: the content of a response.
+//! Each lookup and each change costs the same for any number of responses. The states are counted
+//! as they change, and a large batch has an index by id. Absent: the content of a response.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Seq;
-use crate::jsonrpc::RequestId;
+use crate::jsonrpc::{RequestId, only_alike};
 
-/// Number of ids up to which a linear search is used. Most streams owe one response and need no
-/// index.
+/// Largest number of ids for a linear search. Most streams owe one response and need no index.
 const UNINDEXED_MAX: usize = 8;
 
 /// The state of one owed response.
@@ -40,7 +39,7 @@ pub struct OwedResponses {
     last_error: Option<Seq>,
 }
 
-/// The unanswered requests of each id.
+/// The requests of each id that have no response.
 type Index = HashMap<RequestId, Unanswered>;
 
 #[derive(Debug, Default)]
@@ -115,6 +114,12 @@ impl OwedResponses {
         self.owed.iter().filter(|(_, response)| !matches!(response, OwedResponse::Answered(_))).map(|(id, _)| id)
     }
 
+    /// Returns the id without a response, if it is the only one.
+    pub fn only_unanswered(&self) -> Option<&RequestId> {
+        let mut unanswered = self.unanswered();
+        unanswered.next().filter(|_| unanswered.next().is_none())
+    }
+
     /// Returns true if a request of this id is due.
     pub fn is_due(&self, id: &RequestId) -> bool {
         self.first_unanswered(id).is_some_and(|index| self.owed[index].1 == OwedResponse::Due)
@@ -123,6 +128,23 @@ impl OwedResponses {
     /// Returns true if a request of this id has no response, a cancelled one included.
     pub fn is_unanswered(&self, id: &RequestId) -> bool {
         self.first_unanswered(id).is_some()
+    }
+
+    /// Returns true if the stream carried a request of this id.
+    pub(super) fn has(&self, id: &RequestId) -> bool {
+        match &self.index {
+            Some(index) => index.contains_key(id),
+            None => self.owed.iter().any(|(owed, _)| owed == id),
+        }
+    }
+
+    /// Returns the only id without a response that clients take for `id`. Returns `None` if no id
+    /// or several ids are like it, or if a request has `id` itself.
+    pub fn alike(&self, id: &RequestId) -> Option<RequestId> {
+        if self.has(id) {
+            return None;
+        }
+        only_alike(id, self.owed.len(), self.unanswered(), |other| self.is_unanswered(other))
     }
 
     /// Returns the number of settled requests: with a response, or cancelled.

@@ -1,4 +1,4 @@
-//! Pings of the server, for which the proxy responds where the client cannot.
+//! Pings of the server. The proxy responds to them where the client cannot.
 //!
 //! Owned here: the time of each response, and the choice of the pings that are logged. A server
 //! whose ping gets no response ends its session, and the calls in it. A ping that no reader can
@@ -16,7 +16,7 @@ use crate::jsonrpc::{Body, Message, RequestId};
 
 /// Method of a ping, of either side.
 pub(super) const PING: &str = "ping";
-/// Time for which a reader may respond to a ping itself.
+/// Time that a reader has to respond to a ping itself.
 const READER_WAIT: Duration = Duration::from_secs(1);
 
 /// Returns the ids of the pings of a message that holds nothing else, or `None` for another

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Subject;
 use crate::headers::Era;
 use crate::ids::StreamKind;
 
@@ -15,29 +16,33 @@ pub struct Policy {
     pub kind: StreamKind,
     /// Era of the client: decides the meaning of a disconnect.
     pub era: Era,
-    /// Time for which a detached stream of the legacy era is kept before it is abandoned, or `None`
-    /// if it is kept for ever.
+    /// Time before a detached stream of the legacy era is abandoned, or `None` if it is kept for
+    /// ever.
     pub max_wait: Option<Duration>,
-    /// Time for which a detached stream of the modern era is kept, or `None` for twice the last
+    /// Time before a detached stream of the modern era is abandoned, or `None` for twice the last
     /// `retry` and a second.
     pub modern_grace: Option<Duration>,
+    /// Limit of that time for a stream of which the client has no event ID. Zero for a client that
+    /// cannot come back then. Only the process that runs the call needs it.
+    #[serde(skip)]
+    pub unprimed_grace: Duration,
     /// True if the client can resume without an event ID, because it sent an `Idempotency-Key`.
     #[serde(rename = "keyed")]
     pub has_idempotency_key: bool,
-    /// Time for which a sealed stream stays readable after its seal and its last reader, the later
-    /// of both.
+    /// Time that a sealed stream stays readable after its seal or its last reader, the later of
+    /// both.
     pub retention: Duration,
     /// Limit for the upstream call.
     pub call_timeout: Option<Duration>,
-    /// Time in which a cancelled call may still get its response.
+    /// Longest wait of a cancelled call for its response.
     pub cancel_grace: Duration,
-    /// Time for which a full stream waits for a reader to take something.
+    /// Longest wait of a full stream for a reader that takes something.
     pub full_wait: Duration,
-    /// Time for which messages after the last owed response are logged.
+    /// Time after the last owed response while further messages are logged.
     pub linger: Duration,
-    /// Time without a message of the upstream after which it is the client's turn to respond.
+    /// Time without a message of the upstream before it is the client's turn to respond.
     pub input_grace: Duration,
-    /// Time after which the proxy commits a response of its own, or `None` if it never does.
+    /// Delay before the proxy commits a response of its own, or `None` if it never does.
     pub commit_after: Option<Duration>,
     /// The `retry` sent to clients.
     pub retry: Duration,
@@ -58,9 +63,16 @@ pub struct Policy {
     /// `initialize`).
     #[serde(rename = "announces_cancel")]
     pub should_announce_cancel: bool,
+    /// True if the requests of the stream are `tools/call` alone.
+    #[serde(rename = "tool_call", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_tool_call: bool,
     /// True for the call of a task, which is read by requests `tasks/*` alone.
     #[serde(rename = "task", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_task: bool,
+    /// True if the client counts broken connections of a call, by its name: the first response
+    /// after a break ends in order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts_breaks: bool,
     /// Terms of a task of 2025-11-25, or `None` for every other stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub legacy_task: Option<LegacyTask>,
@@ -77,14 +89,14 @@ pub struct LegacyTask {
 }
 
 impl Policy {
-    /// Returns the policy of a call that has ended, without the rules that only a running call
-    /// needs.
+    /// Returns the policy of an ended call, without the rules that only a running call needs.
     pub fn of_ended(era: Era, retention: Duration, can_pause: bool) -> Self {
         Self {
             kind: StreamKind::Request,
             era,
             max_wait: None,
             modern_grace: None,
+            unprimed_grace: Duration::ZERO,
             has_idempotency_key: false,
             retention,
             call_timeout: None,
@@ -99,14 +111,22 @@ impl Policy {
             should_refuse_requests: false,
             should_answer_pings: false,
             should_announce_cancel: false,
+            is_tool_call: false,
             is_task: false,
+            counts_breaks: false,
             legacy_task: None,
         }
     }
 
-    /// Returns the time for which a detached stream of the modern era is kept, after this `retry`.
-    pub(super) fn grace(&self, last_retry: Duration) -> Duration {
+    /// Returns the time before a detached stream of the modern era is abandoned, after this
+    /// `retry`.
+    pub fn grace(&self, last_retry: Duration) -> Duration {
         self.modern_grace.unwrap_or(last_retry * 2 + Duration::from_secs(1))
+    }
+
+    /// Returns the subject of errors in place of the stream's responses.
+    pub fn subject(&self) -> Subject {
+        if self.is_tool_call { Subject::ToolCall } else { Subject::Request }
     }
 
     /// Returns true if the events of the stream are records of a task's state, which no client

@@ -20,8 +20,7 @@ pub struct ReaderState {
     progress: ReaderProgress,
     /// The last event that the attached connection has read.
     position: Seq,
-    /// The last event before the interim result whose connection is still open, and that
-    /// connection.
+    /// The open connection with an interim result, and the last event before that result.
     unacked_interim: Option<(AttachId, Seq)>,
     /// Number of connections that were ever attached here.
     connections: u32,
@@ -34,7 +33,7 @@ pub struct ReaderState {
     /// True if the connection before the last one broke.
     follows_cut: bool,
     given: Given,
-    /// Time at which a connection first ended without the whole response.
+    /// Time of the first end of a connection without the whole response.
     first_cut: Option<Instant>,
     /// The `retry` that was last sent downstream.
     last_retry: Duration,
@@ -63,8 +62,7 @@ enum Given {
     Whole,
 }
 
-/// The facts of the last connection of a stream that has ended, by which a client may still send
-/// its POST again.
+/// Facts of the last connection of an ended stream. They decide if an equal POST is a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastConnection {
     pub(super) left_at: Instant,
@@ -140,7 +138,7 @@ impl ReaderState {
         }
     }
 
-    /// Restores the state of a stream that has ended, without its rest.
+    /// Restores the state of an ended stream, without its rest.
     pub(super) fn of_ended(last: LastConnection) -> Self {
         let LastConnection { left_at, connections, is_delivered, has_closed_gracefully, is_whole, first_cut } = last;
         let given = if is_whole { Given::Whole } else { Given::Part };
@@ -148,7 +146,7 @@ impl ReaderState {
         Self { connections, is_delivered, has_closed_gracefully, given, first_cut, ..new }
     }
 
-    /// Restores the rest of the state of a stream that has ended.
+    /// Restores the rest of the state of an ended stream.
     pub(super) fn put_rest(&mut self, last_retry: Duration, progress: ReaderProgress, takeovers: Takeovers) {
         (self.last_retry, self.progress, self.takeovers) = (last_retry, progress, takeovers);
     }
@@ -251,12 +249,24 @@ impl ReaderState {
         self.first_cut = self.first_cut.map(|_| now);
     }
 
-    /// Returns the time at which a connection first ended without the whole response, if the last
-    /// one did and its client is not known to have the response.
+    /// Returns the time of the first end of a connection without the whole response. Returns `None`
+    /// unless the last connection ended so, and its client is not known to have the response.
     pub(super) fn cut_at(&self) -> Option<Instant> {
         let lacks_response = self.attached.is_none() && self.given == Given::Part;
         let is_cut = lacks_response && !self.is_delivered && !self.has_closed_gracefully;
         is_cut.then(|| self.first_cut.unwrap_or(self.since))
+    }
+
+    /// Returns true if the last connection ended before its client had the whole response, as far
+    /// as is known.
+    pub fn is_cut(&self) -> bool {
+        self.cut_at().is_some()
+    }
+
+    /// Returns the time that a client needs to resume after its connection broke: twice the last
+    /// `retry`, and a second.
+    pub fn patience(&self) -> Duration {
+        self.last_retry * 2 + Duration::from_secs(1)
     }
 
     /// Returns true if the last connection was given the whole response, and its end shows nothing.
@@ -311,8 +321,8 @@ impl ReaderState {
         self.progress.confirmed
     }
 
-    /// Returns the cursor of a client that resumes with the token of an interim result: the last
-    /// event before the newest interim result that was written without an error.
+    /// Returns the cursor of a client that resumes with the token of an interim result. It is the
+    /// last event before the newest interim result that was written without an error.
     pub fn interim_cursor(&self) -> Seq {
         let acked = self.progress.acked_interim;
         self.unacked_interim.map_or(acked, |(_, upto)| upto.max(acked))

@@ -1,4 +1,4 @@
-//! Retention: the events that may be evicted, and the time until which a stream stays readable.
+//! Retention: the events that may be evicted, and the time that a stream stays readable.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use super::Machine;
 use super::states::{Outcome, Phase};
 use crate::ids::{Seq, StreamKind};
 
-/// Time in which a client polls a task once more that has ended: the longest interval between two
+/// Time that a client needs to poll an ended task once more: the longest interval between two
 /// polls, and a moment.
 const POLL_PATIENCE: Duration = Duration::from_secs(11);
 
@@ -37,10 +37,10 @@ impl Machine {
         }
     }
 
-    /// Returns the latest time at which a client may return for a sealed stream, if clients
-    /// reconnect within `patience`: `now` while a client reads it. Returns `None` if no client is
-    /// expected: the stream was delivered or cancelled, its client closed gracefully, or no client
-    /// has an id of it.
+    /// Returns the latest time of a client's return to a sealed stream, if clients reconnect within
+    /// `patience`: `now` while a client reads it. Returns `None` if no client is expected: the
+    /// stream was delivered or cancelled, its client closed gracefully, or no client has an id of
+    /// it.
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
         let Phase::Sealed { outcome, at } = self.lifecycle.phase else { return None };
         let is_wanted =

@@ -1,5 +1,5 @@
-//! Snapshots: the state of a stream beside its events, with which another process can serve or end
-//! it.
+//! Snapshots: the state of a stream beside its events. With it another process can serve or end the
+//! stream.
 //!
 //! Absent: state that only the process with the upstream call can use (deadlines, the upstream's
 //! event IDs), and the current reader.

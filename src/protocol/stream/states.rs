@@ -84,6 +84,8 @@ pub enum Effect {
     AnnounceGap,
     /// Record in the session that the response to this request came on its standalone stream.
     RecordResponse(RequestId),
+    /// Count a response whose ID was not spelled as in its request.
+    RecordRespelled,
     /// Announce to the client that its session was opened again at a server that had forgotten it.
     AnnounceRevival,
     /// Make the call a task, if that is possible now.

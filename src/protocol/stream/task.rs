@@ -1,11 +1,11 @@
 //! Streams of tasks: a call whose client got a handle in place of the result.
 //!
 //! A call becomes a task in one step of its pump. The stream of the POST gets the handle as the
-//! response that it owes, and ends; from then on it is a finished call like any other. The upstream
-//! call continues in a stream of its own. Its events are records of the task's state, each of which
-//! makes the one before it obsolete, and in the end the response of the server. So any process that
-//! has the stream's events knows the state. Absent: the records themselves
-//! ([`tasks`](crate::tasks)), and the conditions under which a call may become a task (the pump).
+//! response that it owes, and ends. From then on it is a finished call like any other. The upstream
+//! call continues in a stream of its own. Its events are records of the task's state, and in the
+//! end the response of the server. Each record makes the record before it obsolete. So any process
+//! that has the stream's events knows the state. Absent: the records themselves
+//! ([`tasks`](crate::tasks)), and the conditions for a task (the pump).
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::timers::Timer;
 use super::upstream_resume::UpstreamCursor;
 use crate::error::Failure;
 use crate::ids::Seq;
-use crate::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId, only_alike};
 use crate::progress;
 use crate::tasks::{self, InputProgress, TaskState};
 
@@ -53,9 +53,10 @@ impl TaskCall {
         &self.state
     }
 
-    /// Returns true if the server responds to the call under this ID.
-    pub fn has_id(&self, id: &RequestId) -> bool {
-        self.request == *id
+    /// Returns true if a response under this ID is one to the call. Its ID may be spelled
+    /// differently.
+    pub fn is_for(&self, id: &RequestId) -> bool {
+        self.request == *id || only_alike(id, 1, std::iter::once(&self.request), |_| false).is_some()
     }
 
     /// The client is known to have the task's ID: it has the handle, or has requested the state.
@@ -63,9 +64,9 @@ impl TaskCall {
         self.is_known = true;
     }
 
-    /// Returns the time without a request after which the task is abandoned, or `None` for never.
-    /// Until the client is known to have the task's ID, it is the `grace` of the call, and the time
-    /// in which a client polls at the interval of the handle.
+    /// Returns the time without a request before the task is abandoned, or `None` for never. Until
+    /// the client is known to have the task's ID, it is the `grace` of the call, two intervals of
+    /// the handle, and a second.
     pub(super) fn wait(&self, max_wait: Option<Duration>, grace: Duration) -> Option<Duration> {
         if self.is_known {
             return max_wait;
@@ -176,7 +177,13 @@ impl<'a> TaskStream<'a> {
 
     /// Handles one message of the upstream.
     pub(super) fn handle_message(&mut self, data: &[u8], now: Instant) {
-        let Ok(body) = jsonrpc::peek(data) else { return };
+        let Ok(body) = jsonrpc::peek(data) else {
+            // A response that only lenient parsers read.
+            if let Ok(Message::Response { id: Some(id), is_error }) = jsonrpc::peek_leniently(data) {
+                self.handle_response(&id, is_error, data, now);
+            }
+            return;
+        };
         for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
             match message {
                 Message::Response { id: Some(id), is_error } => {
@@ -193,9 +200,12 @@ impl<'a> TaskStream<'a> {
     }
 
     fn handle_response(&mut self, id: &RequestId, is_error: bool, text: &[u8], now: Instant) {
-        let Some(call) = self.call.as_mut().filter(|call| call.has_id(id)) else { return };
+        let Some(call) = self.call.as_mut().filter(|call| call.is_for(id)) else { return };
         if self.lifecycle.owed_responses.is_settled() {
             return;
+        }
+        if *id != call.request {
+            self.lifecycle.effects.push_back(Effect::RecordRespelled);
         }
         if !is_error && jsonrpc::is_input_required(text) {
             if let Err(code) = call.state.begin_round(text, now) {

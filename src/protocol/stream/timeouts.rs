@@ -1,7 +1,6 @@
-//! Timeouts: the effect of each timer, and the time at which a stream without a reader is
-//! abandoned.
+//! Timeouts: the effect of each timer, and the time when a stream without a reader is abandoned.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::states::{Effect, HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
@@ -26,6 +25,7 @@ impl Machine {
             Timer::Commit => {
                 lifecycle.open(HeadOrigin::Proxy);
             }
+            Timer::Reopen if self.upstream.wait_for_reader(self.reader.is_attached()) => {}
             Timer::Reopen => lifecycle.effects.push_back(Effect::Reopen(self.upstream.reopen(now))),
             Timer::Linger | Timer::CancelGrace => lifecycle.begin_seal(lifecycle.settled_outcome(), now),
             Timer::Call | Timer::Abandon if self.late_facts.as_ref().is_some_and(|facts| facts.is_accepted()) => {
@@ -62,7 +62,7 @@ impl Machine {
 }
 
 impl Lifecycle {
-    /// Returns the time at which a stream without a reader is abandoned.
+    /// Returns the time when a stream without a reader is abandoned.
     fn abandon_at(&self, reader: &ReaderState, task: Option<&TaskCall>) -> Option<Instant> {
         let policy = &self.policy;
         if self.ending().is_some() || self.phase == Phase::Passed || reader.is_attached() {
@@ -73,7 +73,9 @@ impl Lifecycle {
             (Some(task), _) => task.wait(policy.max_wait, grace)?,
             (None, _) if policy.is_task => policy.max_wait?,
             (None, Era::Legacy) => policy.max_wait?,
-            (None, Era::Modern) if !reader.is_primed() && !policy.has_idempotency_key => Duration::ZERO,
+            (None, Era::Modern) if !reader.is_primed() && !policy.has_idempotency_key => {
+                grace.min(policy.unprimed_grace)
+            }
             (None, Era::Modern) => grace,
         };
         Some(reader.since() + wait)

@@ -27,7 +27,7 @@ pub(super) enum Timer {
 }
 
 impl Timer {
-    /// Every timer, in the order in which timers that are due at once fire.
+    /// Every timer. Timers that are due at once fire in this order.
     pub(super) const ALL: [Self; 9] = [
         Self::Commit,
         Self::Reopen,

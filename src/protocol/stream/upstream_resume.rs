@@ -1,5 +1,4 @@
-//! The upstream call of a stream, and the rules by which it is resumed after its response has
-//! ended.
+//! The upstream call of a stream, and the rules of its resumption after its response has ended.
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,11 @@ const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
 const DORMANT_RETRY: Duration = Duration::from_secs(60);
 /// Maximum of the back-off between attempts to reopen a standalone stream.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Time within which a standalone stream without an event ends "at once". A load balancer waits for
+/// longer before it cuts a silent response.
+const AT_ONCE: Duration = Duration::from_secs(5);
+/// Maximum of the back-off after standalone streams that ended at once.
+const AT_ONCE_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// Statuses that refuse the caller, the session or the method, and say nothing of the event ID.
 const NOT_ABOUT_IDS: [u16; 4] = [401, 403, 404, 405];
@@ -48,8 +52,8 @@ pub enum SessionChange {
     Reopening,
     /// The session is gone at the server after all, or its handshake has failed.
     Lost,
-    /// The session was opened again: the client learns that all that the server kept for the
-    /// session is gone.
+    /// The session was opened again. The client learns that the server's state of the session is
+    /// gone.
     Revived,
 }
 
@@ -64,7 +68,7 @@ pub(super) enum Next {
     Fail(Failure),
 }
 
-/// Position in the upstream response of a stream, from which the call is resumed.
+/// Position in the upstream response of a stream. The call is resumed from it.
 #[derive(Debug)]
 pub struct UpstreamCursor {
     last_id: Option<Bytes>,
@@ -77,6 +81,14 @@ pub struct UpstreamCursor {
     attempts: u32,
     /// Time of the last request for the response.
     requested_at: Instant,
+    /// True if an event came with the response that is being read.
+    has_event: bool,
+    /// True if an event has ever come.
+    has_had_event: bool,
+    /// Number of responses in a row that ended at once, without an event.
+    barren: u32,
+    /// True if a standalone stream is reopened when its next reader comes.
+    waits_for_reader: bool,
     /// True if the server has sent a ping.
     has_pinged: bool,
     /// True if the upstream no longer knows the session of a standalone stream. A later request
@@ -93,6 +105,10 @@ impl UpstreamCursor {
             retry: DEFAULT_RETRY,
             attempts: 0,
             requested_at: now,
+            has_event: false,
+            has_had_event: false,
+            barren: 0,
+            waits_for_reader: false,
             has_pinged: false,
             is_dormant: false,
         }
@@ -105,6 +121,7 @@ impl UpstreamCursor {
 
     /// The server sent a ping. A ping while no response is open would cost the session.
     pub(super) fn handle_ping(&mut self) {
+        (self.has_event, self.has_had_event) = (true, true);
         self.has_pinged = true;
     }
 
@@ -118,6 +135,7 @@ impl UpstreamCursor {
     /// Keeps the id and `retry` of an event. An id that is no valid header value cannot be sent
     /// back.
     pub(super) fn handle_event(&mut self, event: &sse::Event) {
+        (self.has_event, self.has_had_event) = (true, true);
         if let Some(id) = &event.id {
             self.has_new_id |= self.last_id.as_ref() != Some(id);
             self.last_id = if is_header_value(id) { Some(id.clone()) } else { None };
@@ -169,6 +187,13 @@ impl UpstreamCursor {
     /// Returns the pause before a standalone stream is reopened. If the server pings, it is
     /// reopened at once, but no sooner after the last request than another would be.
     fn standalone_pause(&mut self, ending: Ending, now: Instant) -> Result<Duration, Failure> {
+        let is_end = matches!(ending, Ending::Clean | Ending::Broken);
+        // A request without a response has a back-off of its own.
+        let was_opened = self.attempts == 0;
+        if is_end && was_opened && !self.has_event && now.saturating_duration_since(self.requested_at) < AT_ONCE {
+            return Ok(self.barren_pause());
+        }
+        self.barren = 0;
         match ending {
             Ending::Clean | Ending::Broken if self.has_pinged && self.attempts == 0 => {
                 Ok(self.back_off().saturating_sub(now.saturating_duration_since(self.requested_at)))
@@ -180,6 +205,27 @@ impl UpstreamCursor {
                 Ok(self.back_off())
             }
         }
+    }
+
+    /// Returns the pause after a response that ended at once: the latest `retry`, doubled with each
+    /// such response in a row.
+    fn barren_pause(&mut self) -> Duration {
+        let first = self.retry.max(STANDALONE_PAUSE_MIN);
+        let pause = first.saturating_mul(1 << self.barren.min(16)).min(AT_ONCE_BACKOFF_MAX.max(first));
+        self.barren += 1;
+        pause
+    }
+
+    /// Decides whether a standalone stream that is due is reopened later, when its next reader
+    /// comes. So it is if its responses end at once, no event has ever come, and no client reads.
+    pub(super) fn wait_for_reader(&mut self, is_read: bool) -> bool {
+        self.waits_for_reader = self.barren > 0 && !self.has_had_event && !is_read;
+        self.waits_for_reader
+    }
+
+    /// Returns true if a reader was awaited, which has come.
+    pub(super) fn take_reader_wait(&mut self) -> bool {
+        std::mem::take(&mut self.waits_for_reader)
     }
 
     /// Forgets the event ID if the upstream refused it, and returns true then. Some servers send
@@ -197,6 +243,7 @@ impl UpstreamCursor {
     /// refusal may have been temporary.
     pub(super) fn wait_for_session(&mut self) -> Duration {
         self.is_dormant = true;
+        self.waits_for_reader = false;
         DORMANT_RETRY
     }
 
@@ -207,6 +254,8 @@ impl UpstreamCursor {
         self.last_id = None;
         self.has_sent_id = false;
         self.attempts = 0;
+        self.barren = 0;
+        self.waits_for_reader = false;
     }
 
     /// Returns the pause before the next attempt: the latest `retry`, doubled with each attempt
@@ -222,6 +271,7 @@ impl UpstreamCursor {
     pub(super) fn reopen(&mut self, now: Instant) -> Option<Bytes> {
         self.requested_at = now;
         self.has_new_id = false;
+        self.has_event = false;
         self.has_sent_id = self.last_id.is_some();
         self.last_id.clone()
     }

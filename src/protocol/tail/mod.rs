@@ -30,8 +30,8 @@ pub enum Appended {
     Fenced,
     /// The stream is sealed: nothing was written.
     Sealed,
-    /// The tail of the store is not the place that the writer named, and the batch is not there
-    /// already. Nothing was written.
+    /// The tail of the store is not the place that the writer named, and the store does not have
+    /// the batch. Nothing was written.
     Conflict {
         /// Tail of the store.
         tail: Seq,
@@ -43,8 +43,7 @@ pub const ID_LINE: usize = 128;
 
 /// Size of the first segment of a stream: most streams are one short call.
 const SEGMENT_MIN: usize = 512;
-/// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of
-/// its own.
+/// Maximum size of a segment. Sizes double up to it. A larger event gets a segment of its own.
 const SEGMENT_MAX: usize = 8 * 1024;
 /// Maximum bytes of events that are copied to save the unused memory around them.
 pub const COPIED_MAX: usize = 64 * 1024;
@@ -96,6 +95,22 @@ impl Tail {
         for event in batch.events() {
             self.push(event);
         }
+        Appended::Ok
+    }
+
+    /// As [`Self::append`], for a batch that is not needed any more. Its memory becomes the first
+    /// segment of a tail that has none, instead of a copy.
+    pub fn append_owned(&mut self, epoch: WriterEpoch, after: Seq, batch: Batch) -> Appended {
+        let is_small = batch.len() == 1 || batch.byte_len() <= SEGMENT_MAX;
+        let is_next = epoch >= self.epoch && after == self.tail && !self.sealed;
+        if !self.segments.is_empty() || batch.is_empty() || !is_small || !is_next {
+            return self.append(epoch, after, &batch);
+        }
+        let segment = Segment::of(Seq(after.0 + 1), batch);
+        self.tail = segment.last();
+        self.live += segment.bytes.len();
+        self.bytes += segment.size();
+        self.segments.push_back(segment);
         Appended::Ok
     }
 
@@ -189,7 +204,7 @@ impl Tail {
         total
     }
 
-    /// Returns the event at `seq`, or `None` if it is not there.
+    /// Returns the event at `seq`, or `None` if the tail does not have it.
     pub fn event(&self, seq: Seq) -> Option<&[u8]> {
         let before = Seq(seq.0.checked_sub(1)?);
         self.events_after(before).next().filter(|(found, _)| *found == seq).map(|(_, event)| event)
@@ -295,6 +310,11 @@ impl Tail {
 impl Segment {
     fn new(first: Seq, size: usize) -> Self {
         Self { first, bytes: Vec::with_capacity(size), ends: Vec::new() }
+    }
+
+    fn of(first: Seq, batch: Batch) -> Self {
+        let (bytes, ends) = batch.into_parts();
+        Self { first, bytes, ends }
     }
 
     fn has_room(&self, event: usize) -> bool {

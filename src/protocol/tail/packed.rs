@@ -1,4 +1,4 @@
-//! Packed tail: the events of a stream that has ended, in about as many bytes as they have.
+//! Packed tail: the events of an ended stream, in about as many bytes as they have.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::tail::WriterEpoch;
 /// Size of a number in a packed tail.
 const NUMBER: usize = size_of::<u32>();
 
-/// Events of a stream that has ended.
+/// Events of an ended stream.
 #[derive(Debug)]
 pub enum PackedTail {
     /// Few bytes, in one allocation: the number of events, the end of each among their bytes, and
@@ -67,8 +67,8 @@ impl PackedTail {
         }
     }
 
-    /// Returns the position up to which events are trimmed, whole segments at a time and never
-    /// beyond `upto`, to leave about `keep` bytes. Few events are never trimmed.
+    /// Returns the last event to trim, so that about `keep` bytes are left. Whole segments are
+    /// trimmed, and never beyond `upto`. Few events are never trimmed.
     pub fn trimmed_to(&self, keep: usize, upto: Seq) -> Seq {
         match self {
             Self::Small(_) => Seq(0),

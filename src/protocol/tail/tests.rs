@@ -24,7 +24,7 @@ fn counted(tail: &Tail) -> usize {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Append(Vec<Vec<u8>>),
+    Append { events: Vec<Vec<u8>>, is_owned: bool },
     Trim(u8),
     TrimToFit { bytes: usize, events: usize, upto: u8 },
     TrimToFree { bytes: usize, upto: u8 },
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
     let size = prop_oneof![6 => 0..300usize, 2 => 300..3000usize, 1 => 8000..20_000usize];
     let event = (size, any::<u8>()).prop_map(|(size, byte)| vec![b'a' + byte % 26; size]);
     prop_oneof![
-        10 => prop::collection::vec(event, 0..8).prop_map(Step::Append),
+        10 => (prop::collection::vec(event, 0..8), any::<bool>()).prop_map(|(events, is_owned)| Step::Append { events, is_owned }),
         2 => any::<u8>().prop_map(Step::Trim),
         2 => (0..40_000usize, 0..30usize, any::<u8>()).prop_map(|(bytes, events, upto)| Step::TrimToFit { bytes, events, upto }),
         2 => (0..40_000usize, any::<u8>()).prop_map(|(bytes, upto)| Step::TrimToFree { bytes, upto }),
@@ -70,9 +70,12 @@ impl Kept {
 fn take(tail: &mut Tail, kept: &mut Kept, step: &Step) {
     let share = |share: u8| kept.last() * u64::from(share) / 255;
     match step {
-        Step::Append(events) => {
-            let batch = batch(tail.last(), events);
-            let appended = tail.append(WriterEpoch(0), tail.last(), &batch);
+        Step::Append { events, is_owned } => {
+            let (after, batch) = (tail.last(), batch(tail.last(), events));
+            let appended = match is_owned {
+                true => tail.append_owned(WriterEpoch(0), after, batch),
+                false => tail.append(WriterEpoch(0), after, &batch),
+            };
             if kept.sealed {
                 assert_eq!(appended, Appended::Sealed);
             } else {

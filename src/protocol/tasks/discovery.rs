@@ -28,8 +28,9 @@ impl Discovery {
     }
 }
 
-/// Returns a result of `server/discover` with the extension among the server's, as exactly `{}`, or
-/// `None` if it is already present or the message is no such result. Every other byte stays.
+/// Returns a result of `server/discover` with the extension, exactly `{}`, among the server's.
+/// Returns `None` if it is already present, or the message is no such result. Every other byte
+/// stays.
 pub fn with_extension(message: &[u8]) -> Option<Vec<u8>> {
     if Discovery::of(message)?.has_tasks {
         return None;

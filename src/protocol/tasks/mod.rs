@@ -3,8 +3,8 @@
 //!
 //! A task is a call whose client gets a handle in place of the result, and polls for the state.
 //! Owned here: the declaration of a client, the requests `tasks/*`, the state between the handle
-//! and the outcome, and every message that the proxy writes for them. Absent: the promotion of a
-//! call to a task ([`stream`](super::stream)), and the search for a task's stream (the event log).
+//! and the outcome, and the proxy's messages for them. Absent: the promotion of a call to a task
+//! ([`stream`](super::stream)), and the search for a task's stream (the event log).
 //!
 //! [`io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 

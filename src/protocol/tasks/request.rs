@@ -1,10 +1,9 @@
 //! Requests that concern tasks, as clients send them.
 
 use super::{EXTENSION, ID_PREFIX};
+use crate::era::CAPABILITIES;
 use crate::ids::EventId;
 use crate::jsonrpc::{self, RequestId};
-
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
 /// A method of the extension, or of the older revision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +43,7 @@ pub struct TaskRequest {
     pub method: TaskMethod,
     /// `params.taskId`, or `None` if it is absent.
     pub task_id: Option<String>,
-    /// The handle in it, unverified, or `None` if the ID is not one of the proxy's.
+    /// The handle in it, unverified, or `None` if the ID is not the proxy's.
     pub handle: Option<EventId>,
 }
 
@@ -80,8 +79,7 @@ pub fn task_id_of(body: &[u8]) -> Option<String> {
     jsonrpc::string_member(body, &["params", "taskId"])
 }
 
-/// Returns the handle in the ID of a task, unverified, or `None` if the ID is not one of the
-/// proxy's.
+/// Returns the handle in the ID of a task, unverified, or `None` if the ID is not the proxy's.
 pub fn handle_of(task_id: &str) -> Option<EventId> {
     EventId::of_handle(task_id.strip_prefix(ID_PREFIX)?)
 }

@@ -17,8 +17,8 @@ const IN_RESULT: &[&str] = &["result", "taskId"];
 const IN_PARAMS: &[&str] = &["params", "taskId"];
 const IN_FILTER: &[&str] = &["params", "notifications", "taskIds"];
 
-/// Returns the owner that the ID of a task names: in its handle if it is the proxy's own, else
-/// before the ID of the server.
+/// Returns the owner that the ID of a task names. The proxy's own ID names it in its handle. A
+/// server's ID has it before it.
 pub fn owner_of(task_id: &str) -> Option<Owner> {
     if task_id.starts_with(ID_PREFIX) {
         return handle_of(task_id)?.unverified_owner();

@@ -156,8 +156,8 @@ impl Record {
         }
     }
 
-    /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`:
-    /// `max_wait` more while the call runs, and `retention` more than its age at its end.
+    /// Returns the lifetime in milliseconds since the handle, as known at `now_ms`. It ends
+    /// `max_wait` from now while the call runs, and `retention` after the end of the call.
     fn lifetime_ms(&self, now_ms: u64, max_wait: Duration, retention: Duration) -> u64 {
         let (until, more) = if self.outcome.is_some() { (self.updated_ms, retention) } else { (now_ms, max_wait) };
         let more = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
 //! Messages that the proxy writes for tasks.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use serde_json::{Value, json};
 
 use super::{EXTENSION, Record, Status, TaskView};
@@ -32,19 +32,18 @@ pub fn get_response(id: &RequestId, view: &TaskView, record: &Record, outcome: O
         }
         Status::Completed => {
             if let Some(outcome) = outcome
-                && let Some(result) = jsonrpc::member(outcome, &["result"])
+                && let Some(result) = jsonrpc::place(outcome, &["result"])
             {
                 before.push_str(r#","result":"#);
-                let rest = typed(result, &mut before);
-                piece = outcome.slice_ref(rest.as_bytes());
+                piece = typed(outcome.slice(result), &mut before);
             }
         }
         Status::Failed => {
             if let Some(outcome) = outcome
-                && let Some(error) = jsonrpc::member(outcome, &["error"])
+                && let Some(error) = jsonrpc::place(outcome, &["error"])
             {
                 before.push_str(r#","error":"#);
-                piece = outcome.slice_ref(error.as_bytes());
+                piece = outcome.slice(error);
             }
         }
         Status::Working | Status::Cancelled => {}
@@ -88,18 +87,15 @@ fn members(view: &TaskView) -> String {
     members.collect::<Vec<_>>().join(",")
 }
 
-/// Writes the beginning of a result that has no `resultType`, with one, and returns the rest: some
-/// servers send none, and some clients refuse a result without.
-fn typed<'a>(result: &'a str, before: &mut String) -> &'a str {
-    let has_type = jsonrpc::member(result.as_bytes(), &["resultType"]).is_some();
-    match result.strip_prefix('{') {
-        Some(rest) if !has_type => {
-            before.push_str(r#"{"resultType":"complete""#);
-            if !rest.trim_start().starts_with('}') {
-                before.push(',');
-            }
-            rest
+/// Writes the beginning of a result, with a `resultType` if it has none, and returns the rest. Some
+/// servers send no `resultType`, and some clients refuse such a result.
+fn typed(mut result: Bytes, before: &mut String) -> Bytes {
+    if result.starts_with(b"{") && jsonrpc::place(&result, &["resultType"]).is_none() {
+        result.advance(1);
+        before.push_str(r#"{"resultType":"complete""#);
+        if !result.trim_ascii_start().starts_with(b"}") {
+            before.push(',');
         }
-        _ => result,
     }
+    result
 }

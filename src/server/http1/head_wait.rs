@@ -1,8 +1,8 @@
-//! The wait of a connection for its next head: hyper tells when it begins and ends, and the
-//! connection's task ends one that is too long.
+//! The wait of a connection for its next head. hyper reports its beginning and its end, and the
+//! connection's task ends a wait that is too long.
 //!
 //! hyper's own timeout would make and register a timer for each request. A connection also needs
-//! the beginning of the wait: after a time in which nothing came it gives hyper's buffers back.
+//! the beginning of the wait: after some time without input it gives hyper's buffers back.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use hyper::rt;
 
-use crate::clock::{self, Alarm};
-use crate::server::HEAD_TIMEOUT;
-use crate::sync;
+use crate::HEAD_TIMEOUT;
+use mcp_resume_base::clock::{self, Alarm};
+use mcp_resume_base::sync;
 
 /// Time before a connection that waits gives hyper's buffers back.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
@@ -84,11 +84,26 @@ pub(super) struct WaitWatch {
     alarm: Alarm,
     /// End of the wait that was last reported as idle.
     idle: Option<Instant>,
+    /// Longest time of an idle connection, from the beginning of its wait.
+    idle_timeout: Duration,
 }
 
 impl WaitWatch {
-    pub(super) fn new(wait: HeadWait) -> Self {
-        Self { wait, alarm: Alarm::new(), idle: None }
+    /// Creates the watch of a connection that may be idle for this time.
+    pub(super) fn new(wait: HeadWait, idle_timeout: Duration) -> Self {
+        Self { wait, alarm: Alarm::new(), idle: None, idle_timeout }
+    }
+
+    /// Ends the current wait: a head has begun. hyper begins another wait for its rest.
+    pub(super) fn end_wait(&self) {
+        self.wait.end();
+    }
+
+    /// Polls for the end of an idle connection's time.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(until) = self.wait.until() else { return Poll::Pending };
+        self.alarm.set(Some(until - HEAD_TIMEOUT + self.idle_timeout));
+        self.alarm.poll(cx)
     }
 
     /// Returns the next event of the current wait. Each wait is idle once.
@@ -96,7 +111,7 @@ impl WaitWatch {
         let Some(until) = self.wait.until() else { return Poll::Pending };
         let event = if self.idle == Some(until) { WaitEvent::TooLong } else { WaitEvent::Idle };
         self.alarm.set(Some(match event {
-            WaitEvent::Idle => until - HEAD_TIMEOUT + IDLE_AFTER,
+            WaitEvent::Idle => until - HEAD_TIMEOUT + IDLE_AFTER.min(self.idle_timeout),
             WaitEvent::TooLong => until,
         }));
         self.alarm.poll(cx).map(|()| {

@@ -4,6 +4,9 @@
 //! client that takes nothing of its response is ended ([`send_timeout`]). A connection that waits
 //! for its next request gives hyper's buffers back ([`head_wait`]). It keeps its socket and the
 //! handler's state, and hyper begins anew on it with the next bytes.
+//!
+//! The end of the server loses no arrived request: it is read and served before its connection
+//! ends.
 
 mod head_wait;
 mod send_timeout;
@@ -55,11 +58,11 @@ where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Handler,
 {
-    let header_bytes = new.header_bytes;
+    let (header_bytes, idle) = (new.header_bytes, new.idle);
     let (requests, mut deadlines, stop) = new.begin();
     let mut send_timeout = SendTimeout::new(requests.connection().clone());
     let wait = HeadWait::default();
-    let mut wait_watch = WaitWatch::new(wait.clone());
+    let mut wait_watch = WaitWatch::new(wait.clone(), idle);
     let requests = Box::new((requests, wait.clone()));
     let mut service = service_fn(move |request| {
         let (requests, wait) = &*requests;
@@ -83,13 +86,14 @@ where
                 .serve_connection(TokioIo::new(socket), service),
         );
         let served = poll_fn(|cx| {
-            if !is_stopping && stop.as_mut().poll(cx).is_ready() {
+            let mut polled = poll_hyper(&mut *hyper, &watch, cx);
+            if polled.is_pending() && !is_stopping && stop.as_mut().poll(cx).is_ready() {
                 is_stopping = true;
                 Pin::new(&mut *hyper).graceful_shutdown();
+                polled = poll_hyper(&mut *hyper, &watch, cx);
             }
-            watch.before_hyper();
-            if let Poll::Ready(ended) = Pin::new(&mut *hyper).poll(cx) {
-                return Poll::Ready(served(ended, &watch));
+            if polled.is_ready() {
+                return polled;
             }
             deadlines.poll(cx);
             if send_timeout.poll(cx, watch.blocked_since()).is_ready() {
@@ -111,9 +115,12 @@ where
         let parts = hyper.into_parts();
         service = parts.service;
         drop(parts.io);
+        let has_begun = !parts.read_buf.is_empty();
         let Some(rest) = watch.into_io(parts.read_buf) else { break None };
         io = rest;
-        match poll_fn(|cx| poll_idle(&mut io, &mut deadlines, &mut wait_watch, stop.as_mut(), cx)).await {
+        match poll_fn(|cx| poll_idle(&mut io, &mut deadlines, (&mut wait_watch, has_begun), stop.as_mut(), cx)).await {
+            // The bytes begin a head, which has a time of its own.
+            Woken::Bytes if !has_begun => wait_watch.end_wait(),
             Woken::Bytes => {}
             Woken::Ended(by) => {
                 // The client need not take part.
@@ -126,6 +133,16 @@ where
     if let Some(by) = ended {
         deadlines.connection().ended(by);
     }
+}
+
+/// Polls hyper's service of a connection, which reads what has arrived.
+fn poll_hyper<Io: AsyncRead + Unpin>(
+    hyper: &mut (impl Future<Output = hyper::Result<()>> + Unpin),
+    watch: &SocketWatch<Io>,
+    cx: &mut Context<'_>,
+) -> Poll<Served> {
+    watch.before_hyper();
+    Pin::new(hyper).poll(cx).map(|ended| served(ended, watch))
 }
 
 /// Returns how hyper's service of a connection ended.
@@ -162,17 +179,15 @@ fn poll_wait<Io: AsyncRead + Unpin>(
     }
 }
 
-/// Polls an idle connection. Its first bytes are read into the prefix of `io`.
+/// Polls an idle connection. Its first bytes are read into the prefix of `io`. A head that has
+/// begun keeps its own time.
 fn poll_idle<Io: AsyncRead + Unpin, C: ConnectionState>(
     io: &mut PrefixedIo<Io>,
     deadlines: &mut Deadlines<C>,
-    wait_watch: &mut WaitWatch,
+    (wait_watch, has_begun): (&mut WaitWatch, bool),
     stop: Pin<&mut impl Future<Output = ()>>,
     cx: &mut Context<'_>,
 ) -> Poll<Woken> {
-    if stop.poll(cx).is_ready() {
-        return Poll::Ready(Woken::Ended(ClosedBy::Server));
-    }
     match io.poll_read_ahead(cx) {
         Poll::Ready(Ok(0)) => return Poll::Ready(Woken::Ended(ClosedBy::Client)),
         Poll::Ready(Ok(_)) => return Poll::Ready(Woken::Bytes),
@@ -182,8 +197,12 @@ fn poll_idle<Io: AsyncRead + Unpin, C: ConnectionState>(
         Poll::Ready(Err(_)) => return Poll::Ready(Woken::Broken),
         Poll::Pending => {}
     }
+    if stop.poll(cx).is_ready() {
+        return Poll::Ready(Woken::Ended(ClosedBy::Server));
+    }
     deadlines.poll(cx);
-    wait_watch.poll(cx).map(|_| {
+    let is_over = if has_begun { wait_watch.poll(cx).map(|_| ()) } else { wait_watch.poll_end(cx) };
+    is_over.map(|()| {
         debug!("no request came in time");
         Woken::Broken
     })

@@ -2,15 +2,15 @@
 //!
 //! The kernel ends a connection whose peer acknowledges nothing. A peer that acknowledges with a
 //! closed window, and so never makes room, is ended here. Absent: a minimum rate. A client that
-//! takes a byte now and then keeps its connection, whose memory is bounded.
+//! takes a byte now and then keeps its connection. The memory of a connection is bounded.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::clock::{self, Alarm};
-use crate::server::handler::ConnectionState;
-use crate::server::{SEND_TIMEOUT, TAKEN_OVER_TIMEOUT};
+use crate::handler::ConnectionState;
+use crate::{SEND_TIMEOUT, TAKEN_OVER_TIMEOUT};
+use mcp_resume_base::clock::{self, Alarm};
 
 /// Send timeout of one connection.
 pub(super) struct SendTimeout<C> {

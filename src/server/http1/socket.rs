@@ -13,9 +13,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::clock;
-use crate::server::prefixed_io::PrefixedIo;
-use crate::sync;
+use crate::prefixed_io::PrefixedIo;
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
 
 /// Bytes that are read ahead of hyper in search of a FIN behind them.
 const READ_AHEAD: usize = 64 * 1024;

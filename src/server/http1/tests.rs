@@ -15,14 +15,16 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{serve, socket};
+use crate::HEAD_TIMEOUT;
 use crate::body::{BoxBody, Incoming, whole};
-use crate::clock;
-use crate::server::HEAD_TIMEOUT;
-use crate::server::handler::{ClosedBy, ConnectionState, Handler, NewConnection, Peer, StopSignal};
-use crate::server::prefixed_io::PrefixedIo;
+use crate::handler::{ClosedBy, ConnectionState, Handler, NewConnection, Peer, StopSignal};
+use crate::prefixed_io::PrefixedIo;
+use mcp_resume_base::clock;
 
 const REQUEST: &str = "GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n";
 /// Time after which hyper's buffers are gone.
+/// Time of an idle connection.
+const IDLE: Duration = Duration::from_secs(75);
 const A_WHILE: Duration = Duration::from_secs(6);
 
 /// Counts for one connection.
@@ -31,7 +33,7 @@ struct Counts {
     connected: AtomicUsize,
     served: AtomicUsize,
     ended: AtomicUsize,
-    /// Of those that ended, the ones that their clients closed.
+    /// Ended connections that their clients closed.
     closed: AtomicUsize,
     /// Size of the buffer of the last read.
     read: AtomicUsize,
@@ -87,7 +89,7 @@ impl Handler for Counting {
     }
 }
 
-/// A pipe that notes the buffers into which it is read.
+/// A pipe that notes the buffers that it is read into.
 struct Watched(DuplexStream, Arc<Counts>);
 
 impl AsyncRead for Watched {
@@ -120,11 +122,17 @@ struct Served {
 
 impl Served {
     fn begin() -> Self {
+        Self::begin_with(IDLE)
+    }
+
+    /// Begins a connection that may be idle for this time.
+    fn begin_with(idle: Duration) -> Self {
         let (client, far) = duplex(1024);
         let (stop, ending) = watch::channel(StopSignal::None);
         let counts = Arc::new(Counts::default());
         let peer = Peer { address: SocketAddr::from(([127, 0, 0, 1], 1)), scheme: "http", certificate: None };
-        let new = NewConnection { peer, header_bytes: 65_536, handler: Counting(counts.clone()), ending };
+        let (header_bytes, handler) = (65_536, Counting(counts.clone()));
+        let new = NewConnection { peer, header_bytes, idle, handler, ending };
         let task = tokio::spawn(serve(PrefixedIo::new(Watched(far, counts.clone())), new));
         Self { client, counts, stop, task }
     }
@@ -133,12 +141,14 @@ impl Served {
         self.client.write_all(text.as_bytes()).await.expect("room");
     }
 
-    async fn respond(&mut self) {
+    /// Reads a response, and returns it.
+    async fn respond(&mut self) -> String {
         let mut response = Vec::new();
         while !response.ends_with(b"\r\n\r\nbody") {
             response.push(self.client.read_u8().await.expect("a response"));
         }
         assert!(response.starts_with(b"HTTP/1.1 200"));
+        String::from_utf8(response).expect("text")
     }
 
     async fn ask(&mut self) {
@@ -215,28 +225,68 @@ async fn a_client_that_leaves_after_its_response_has_closed_the_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_connection_ends_when_the_server_stops() {
-    for signal in [StopSignal::Leaving, StopSignal::Stopping] {
-        let mut served = Served::begin();
-        served.ask().await;
-        clock::sleep(A_WHILE).await;
-        let began = clock::now();
-        served.stop.send(signal).expect("it waits for that");
-        served.ends().await;
-        assert_eq!((served.counts.all(), served.counts.closed(), clock::now()), ([1, 1, 1], 0, began));
+    for pause in [Duration::ZERO, A_WHILE] {
+        for signal in [StopSignal::Leaving, StopSignal::Stopping] {
+            let mut served = Served::begin();
+            served.ask().await;
+            clock::sleep(pause).await;
+            let began = clock::now();
+            served.stop.send(signal).expect("it waits for that");
+            served.ends().await;
+            assert_eq!((served.counts.all(), served.counts.closed(), clock::now()), ([1, 1, 1], 0, began));
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_after_an_idle_time_must_come_within_the_time_of_any_other() {
-    for pieces in [&[][..], &["G"], &["GET /mcp", " HTTP/1.1\r\n", "Host: a\r\n"]] {
-        let mut served = Served::begin();
+async fn a_request_that_has_arrived_is_served_when_the_server_stops() {
+    for pause in [Duration::ZERO, A_WHILE] {
+        for signal in [StopSignal::Leaving, StopSignal::Stopping] {
+            let mut served = Served::begin();
+            served.ask().await;
+            clock::sleep(pause).await;
+            // The pipe has room for it, so the connection's task runs after both.
+            served.send(REQUEST).await;
+            served.stop.send(signal).expect("it waits for that");
+            served.respond().await;
+            served.ends().await;
+            assert_eq!(served.counts.all(), [1, 2, 1]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_ends_after_its_time_and_one_with_a_part_of_a_head_after_that_of_the_head() {
+    const PART: &[&str] = &["GET /mcp", " HTTP/1.1\r\n", "Host: a\r\n"];
+    let second = Duration::from_secs(1);
+    for (idle, pause, pieces, ends) in [
+        (IDLE, A_WHILE, &[][..], IDLE),
+        (second, A_WHILE, &[], second),
+        (HEAD_TIMEOUT * 10, A_WHILE, &[], HEAD_TIMEOUT * 10),
+        (IDLE, A_WHILE, &["G"], A_WHILE + HEAD_TIMEOUT),
+        (IDLE, A_WHILE, PART, A_WHILE + HEAD_TIMEOUT),
+        (HEAD_TIMEOUT * 10, HEAD_TIMEOUT * 5, &["G"], HEAD_TIMEOUT * 6),
+        // These bytes come before the connection counts as idle.
+        (IDLE, second, PART, HEAD_TIMEOUT),
+    ] {
+        let mut served = Served::begin_with(idle);
         served.ask().await;
         let began = clock::now();
         for piece in pieces {
-            clock::sleep(A_WHILE).await;
+            clock::sleep(pause).await;
             served.send(piece).await;
         }
         served.ends().await;
-        assert_eq!((served.counts.all(), clock::now() - began), ([1, 1, 0], HEAD_TIMEOUT));
+        assert_eq!((served.counts.all(), clock::now() - began), ([1, 1, 0], ends), "{idle:?}, {pieces:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_late_in_an_idle_time_is_served() {
+    let mut served = Served::begin();
+    served.ask().await;
+    clock::sleep(IDLE - Duration::from_secs(1)).await;
+    served.ask().await;
+    served.ends().await;
+    assert_eq!(served.counts.all(), [1, 2, 0]);
 }

@@ -1,8 +1,8 @@
 //! HTTP/2 connections.
 //!
-//! A connection carries many requests, so a client that takes nothing of a response loses that
-//! response alone, by a reset of its stream, if it can tell the reset from the end. A client that
-//! resets a stream has left that response. Requests and responses are passed in their HTTP/1.1
+//! A connection carries many requests. So a client that takes nothing of a response loses that
+//! response alone. Its stream is reset if the client can distinguish a reset from the end. A client
+//! that resets a stream has left that response. Requests and responses are passed in their HTTP/1.1
 //! form: the handler sees no difference but the version.
 
 mod open_requests;
@@ -27,12 +27,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tracing::debug;
 
-use super::HEAD_TIMEOUT;
 use super::handler::{Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use crate::body::BoxBody;
-use crate::clock::Alarm;
-use crate::protocol::headers;
+use mcp_resume_base::clock::Alarm;
+use mcp_resume_protocol::headers;
 use open_requests::{OpenRequest, OpenRequests, ResponseBody};
 pub(super) use preface::detect;
 use response_task::ResponseTasks;
@@ -59,7 +58,7 @@ where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Handler,
 {
-    let header_bytes = new.header_bytes;
+    let (header_bytes, idle_timeout) = (new.header_bytes, new.idle);
     let (requests, mut deadlines, stop) = new.begin();
     let open = Arc::new(OpenRequests::default());
     let tasks = ResponseTasks { requests: open.clone(), connection: requests.connection().clone() };
@@ -89,7 +88,7 @@ where
     let mut is_stopping = false;
     let ended = poll_fn(|cx| {
         open.register(cx);
-        idle.set(open.idle_since().map(|since| since + HEAD_TIMEOUT));
+        idle.set(open.idle_since().map(|since| since + idle_timeout));
         let mut should_stop = || open.is_leaving() || stop.as_mut().poll(cx).is_ready() || idle.poll(cx).is_ready();
         if !is_stopping && should_stop() {
             is_stopping = true;

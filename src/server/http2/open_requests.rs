@@ -1,5 +1,5 @@
-//! Open requests of a connection, and those among them whose responses are blocked: the client has
-//! made no room for their next piece.
+//! Open requests of a connection, with their blocked responses: the client has made no room for the
+//! next piece.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -11,9 +11,9 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::body::{BoxBody, BoxError};
-use crate::clock;
-use crate::server::{HEAD_TIMEOUT, SEND_TIMEOUT};
-use crate::sync;
+use crate::{HEAD_TIMEOUT, SEND_TIMEOUT};
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
 
 /// Longest time that a response may be blocked, however slowly the others of its connection
 /// continue.
@@ -31,9 +31,8 @@ tokio::task_local! {
 #[derive(Clone, Copy)]
 pub(super) struct BlockedResponse {
     pub(super) since: Instant,
-    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`,
-    /// is an end like any other. But no client takes an event or a JSON text that was cut short for
-    /// whole.
+    /// True if a reset may end the response. To clients on hyper the reset, `CANCEL`, is an end
+    /// like any other. But no client takes an incomplete event or JSON text for whole.
     pub(super) can_be_cut: bool,
 }
 
@@ -89,9 +88,10 @@ impl OpenRequests {
         self.lock().is_leaving
     }
 
-    /// Returns the time at which the connection ends with all that is left on it. One of its
-    /// responses is given up; or none of them can go on and one cannot be cut; or, if it
-    /// `is_stopping`, all ended long ago and the client does not take their last pieces.
+    /// Returns the time of the end of the connection, with all its open requests. It ends if it has
+    /// given up a response. It ends if all responses are blocked, and one of them cannot be cut. If
+    /// it `is_stopping`, it ends once all requests have ended and the client does not take their
+    /// last bytes for some time.
     pub(super) fn deadline(&self, is_stopping: bool) -> Option<Instant> {
         let state = self.lock();
         if state.is_given_up {
@@ -104,14 +104,14 @@ impl OpenRequests {
         if is_stalled { Some(state.blocked_at.max(state.ended_at) + SEND_TIMEOUT) } else { None }
     }
 
-    /// Returns the time until which a response that is blocked `since` then may stay so. Over a
-    /// slow network all that a client reads is blocked most of the time.
+    /// Returns the latest end of the wait of a response that is blocked `since` then. Over a slow
+    /// network all that a client reads is blocked most of the time.
     pub(super) fn blocked_until(&self, since: Instant) -> Instant {
         (self.lock().progressed_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
     }
 
-    /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The
-    /// others continue for a while.
+    /// Notes that a response that cannot be cut is blocked for too long, `since` then. The others
+    /// continue for a while.
     pub(super) fn leave(&self, since: Instant, now: Instant) {
         let mut state = self.lock();
         state.is_leaving = true;
@@ -136,8 +136,8 @@ impl OpenRequests {
     }
 }
 
-/// An open request. Its end wakes the connection's task, which has no other way to notice a
-/// deadline that begins then.
+/// An open request. Its end wakes the connection's task. Without it the task would not notice the
+/// new deadline.
 pub(super) struct OpenRequest {
     requests: Arc<OpenRequests>,
     pub(super) can_be_cut: bool,

@@ -5,7 +5,7 @@ use std::io;
 
 use tokio::io::AsyncRead;
 
-use crate::server::prefixed_io::PrefixedIo;
+use crate::prefixed_io::PrefixedIo;
 
 /// Connection preface of HTTP/2 ([RFC 9113 §3.4]).
 ///
@@ -13,7 +13,7 @@ use crate::server::prefixed_io::PrefixedIo;
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Reads ahead until the protocol is certain. Returns true for HTTP/2.
-pub(in crate::server) async fn detect<Io: AsyncRead + Unpin>(io: &mut PrefixedIo<Io>) -> io::Result<bool> {
+pub(crate) async fn detect<Io: AsyncRead + Unpin>(io: &mut PrefixedIo<Io>) -> io::Result<bool> {
     while io.prefix().len() < PREFACE.len() && PREFACE.starts_with(io.prefix()) {
         if poll_fn(|cx| io.poll_read_ahead(cx)).await? == 0 {
             break;

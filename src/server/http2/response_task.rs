@@ -11,9 +11,9 @@ use hyper::rt::Executor;
 use tracing::debug;
 
 use super::open_requests::{BLOCKED, BlockedResponse, OpenRequests};
-use crate::clock::{self, Alarm};
-use crate::server::TAKEN_OVER_TIMEOUT;
-use crate::server::handler::ConnectionState;
+use crate::TAKEN_OVER_TIMEOUT;
+use crate::handler::ConnectionState;
+use mcp_resume_base::clock::{self, Alarm};
 
 /// Runs each response of a connection in a task of its own.
 pub(super) struct ResponseTasks<C> {
@@ -29,7 +29,7 @@ impl<C> Clone for ResponseTasks<C> {
 
 impl<C: ConnectionState, F: Future<Output = ()> + Send + 'static> Executor<F> for ResponseTasks<C> {
     fn execute(&self, response: F) {
-        // Boxed: a value that an async block captures and then moves would take its space twice.
+        // Boxed: a captured value that an async block moves would take its space twice.
         let task = ResponseTask { response: Box::pin(response), tasks: self.clone(), alarm: Alarm::new() };
         tokio::spawn(BLOCKED.scope(Cell::new(None), task));
     }

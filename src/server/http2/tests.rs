@@ -15,15 +15,16 @@ use tokio::sync::watch;
 use super::open_requests::SLOW_TIMEOUT;
 use super::preface::PREFACE;
 use super::*;
+use crate::HEAD_TIMEOUT;
+use crate::SEND_TIMEOUT;
 use crate::body::{BoxError, Incoming, whole};
-use crate::clock;
-use crate::server::SEND_TIMEOUT;
-use crate::server::handler::{Peer, StopSignal};
+use crate::handler::{Peer, StopSignal};
+use mcp_resume_base::clock;
 
 /// A SETTINGS frame without settings.
 const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
 
-/// Serves the other end of a pipe. Every request is answered after `takes`.
+/// Serves the other end of a pipe. Every request gets its response after `takes`.
 fn served(takes: Duration) -> (DuplexStream, watch::Sender<StopSignal>) {
     served_by(move |_: Request<Incoming>| async move {
         clock::sleep(takes).await;
@@ -36,7 +37,10 @@ fn served_by(handler: impl Handler) -> (DuplexStream, watch::Sender<StopSignal>)
     let (stop, ending) = watch::channel(StopSignal::None);
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let peer = Peer { address, scheme: "http", certificate: None };
-    tokio::spawn(serve(PrefixedIo::new(far), NewConnection { peer, header_bytes: 65_536, handler, ending }));
+    tokio::spawn(serve(
+        PrefixedIo::new(far),
+        NewConnection { peer, header_bytes: 65_536, idle: HEAD_TIMEOUT, handler, ending },
+    ));
     (near, stop)
 }
 
@@ -47,7 +51,7 @@ async fn until_closed(mut pipe: DuplexStream) -> Duration {
     clock::now() - begin
 }
 
-/// Answers every PING, and does nothing else. Returns the time until the connection ended.
+/// Acknowledges every PING, and does nothing else. Returns the time until the connection ended.
 async fn answering_pings(mut pipe: DuplexStream) -> Duration {
     let begin = clock::now();
     let mut head = [0; 9];
@@ -65,7 +69,7 @@ async fn answering_pings(mut pipe: DuplexStream) -> Duration {
     clock::now() - begin
 }
 
-/// Returns a client that answers every PING, and the time at which its connection ends.
+/// Returns a client that acknowledges every PING, and the end time of its connection.
 async fn speaking(pipe: DuplexStream) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<Instant>) {
     let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(pipe)).await.expect("HTTP/2");
     let ended = tokio::spawn(async {
@@ -213,7 +217,7 @@ async fn a_response_of_which_nothing_is_taken_ends_alone() {
         assert!(took < SEND_TIMEOUT + Duration::from_secs(2), "{dropped:?} after {took:?}");
     }
     assert!(clock::now() - begin >= SEND_TIMEOUT);
-    // The other responses go on without a limit.
+    // The other responses continue without a limit.
     clock::sleep(SLOW_TIMEOUT * 2).await;
     assert_eq!((dropped.load(Ordering::Relaxed), ended.is_finished()), (2, false));
     sender.send_request(request_for("http://h/")).await.expect("the connection takes requests");

@@ -79,14 +79,14 @@ async fn the_next_call_tries_to_connect_while_the_response_to_one_that_waited_is
     accept(next(&mut attempts).await).until("tools/call").await;
 }
 
-/// Answers a request on a connection that ends with the response.
+/// Responds to a request on a connection that ends with the response.
 async fn respond(pipe: &mut Pipe, status: &str, headers: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n{headers}");
     pipe.write(&format!("{head}Content-Length: {length}\r\n\r\n{body}")).await;
 }
 
-/// Answers an `initialize`, whose session gets this name.
+/// Responds to an `initialize`. The session gets this name.
 async fn open(attempt: Attempt, name: &str) {
     let mut opening = accept(attempt);
     opening.until("\r\n\r\n{").await;

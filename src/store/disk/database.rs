@@ -34,8 +34,8 @@ const WORKERS: usize = 4;
 /// Minimum size of the journals that the database accepts. One journal is written, and as many
 /// bytes as this are kept for data that is not flushed.
 const JOURNALS: u64 = 64 << 20;
-/// Limits for a commit, safely below those at which the database itself would wait: memtables of a
-/// keyspace that wait for a flush, and tables that wait for a compaction.
+/// Limits for a commit: memtables of a keyspace that wait for a flush, and tables that wait for a
+/// compaction. At higher limits the database itself would wait.
 const MAX_SEALED: usize = 1;
 const MAX_TABLES: usize = 16;
 
@@ -57,8 +57,8 @@ pub(super) struct Changes {
 }
 
 impl Database {
-    /// Creates an empty database for these contents, and closes it. Its sizes are fixed here: those
-    /// of a later open have no effect on it.
+    /// Creates an empty database for these contents, and closes it. Its sizes are fixed here: the
+    /// sizes of a later open have no effect on it.
     pub(super) fn make(path: &Path, epoch: StoreEpoch, sizes: Sizes) -> Result<(), Failure> {
         let database = Self::build(path, sizes)?;
         let row = (layout::EPOCH_ROW.to_vec(), Some(epoch.0.to_be_bytes().to_vec()));
@@ -264,7 +264,7 @@ impl Database {
     }
 
     /// Drops the tables that hold only obsolete events, without a read or a write of events.
-    /// Returns false if there are none.
+    /// Returns false if it dropped no table.
     pub(super) fn drop_obsolete(&self) -> Result<bool, Failure> {
         let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
         let version = self.events.tree.current_version();
@@ -273,7 +273,7 @@ impl Database {
             Ok((number(keys.min())?, number(keys.max())?))
         });
         let spans = spans.collect::<Result<Vec<(u64, u64)>, Failure>>()?;
-        // A version in use keeps its tables, also those that are dropped below.
+        // A version in use keeps its tables, also the tables that are dropped below.
         drop(version);
         let mut has_dropped = false;
         for (first, last) in self.live_events.gaps() {
@@ -287,7 +287,7 @@ impl Database {
         Ok(has_dropped)
     }
 
-    /// Rewrites all events, or all rows, without the obsolete ones. Takes long; appends go on
+    /// Rewrites all events, or all rows, without the obsolete ones. Takes long; appends continue
     /// meanwhile.
     pub(super) fn compact(&self, part: Part) -> Result<(), Failure> {
         match part {

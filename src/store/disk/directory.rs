@@ -58,8 +58,9 @@ struct KeysFile {
 }
 
 impl Directory {
-    /// Creates the directory if there is none, checks its format, and locks it. If the lock file is
-    /// missing, `look` decides first if one is created: a refused directory must not change.
+    /// Creates the directory if it does not exist, checks its format, and locks it. If the lock
+    /// file is missing, `look` decides first if one is created: a refused directory must not
+    /// change.
     pub(super) fn open(path: &Path, look: impl FnOnce(&Self) -> Result<(), OpenError>) -> Result<Self, OpenError> {
         if !path.is_dir() {
             make_private(path).map_err(|error| OpenError::at(path, error))?;
@@ -153,7 +154,7 @@ impl Directory {
         OpenError::Keys { path: self.path.join(KEYS), problem: problem.into() }
     }
 
-    /// Writes a file atomically: after a crash it is there as a whole or not at all.
+    /// Writes a file atomically: after a crash it exists as a whole or not at all.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OpenError> {
         let (unwritten, path) = (self.path.join(UNWRITTEN), self.path.join(name));
         let write = || {

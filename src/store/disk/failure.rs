@@ -20,8 +20,8 @@ impl From<fjall::Error> for Failure {
         };
         let is_full = match &error {
             // An earlier flush or compaction has failed, and the database does not report the
-            // cause. A lack of room is the likely cause, and the one that forbids more writes. Any
-            // other is reported when the same work is tried again.
+            // cause. A lack of room is the likely cause, and forbids more writes. Another cause is
+            // reported when the same work is tried again.
             fjall::Error::Poisoned => true,
             _ => matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)),
         };
@@ -45,7 +45,7 @@ pub(super) fn damaged(problem: impl Into<String>) -> Failure {
     Failure { is_full: false, problem: problem.into() }
 }
 
-/// Turns a panic of the database into a failure, so that the process goes on.
+/// Turns a panic of the database into a failure, so that the process continues.
 pub(super) fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -53,8 +53,8 @@ impl Index {
     }
 }
 
-/// Live events, by stream number. During a compaction the database asks for each event, and drops
-/// those that are not live: no write is needed to delete them.
+/// Live events, by stream number. During a compaction the database checks each event here, and
+/// drops an event that is not live. Its deletion needs no write.
 #[derive(Default)]
 pub(super) struct LiveEvents {
     /// Live streams, and the last trimmed event of each.
@@ -72,7 +72,7 @@ impl LiveEvents {
         self.trimmed.remove(&number);
     }
 
-    /// Declares the set complete for all numbers below this one: those that were not kept are
+    /// Declares the set complete for all numbers below this one. A number that was not kept is
     /// obsolete.
     pub(super) fn decide(&self, below: u64) {
         self.undecided.store(below, Ordering::SeqCst);

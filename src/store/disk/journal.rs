@@ -3,8 +3,8 @@
 //!
 //! The database refuses a journal whose last write is torn in an unlucky place, and silently drops
 //! everything after damage in the middle. Here a torn end is cut off, which costs only calls
-//! without a reply, and damage before intact writes is reported. A missing journal is reported too,
-//! unless it is the oldest one, and so is a journal without its end that another one follows: the
+//! without a reply. Damage before intact writes is reported. A missing journal is reported too,
+//! unless it is the oldest one. So is a journal without its end that another one follows: the
 //! database syncs a journal before it begins the next one. A journal is a sequence of batches:
 //!
 //! ```text
@@ -34,7 +34,7 @@ const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
 const END_BYTES: usize = 1 + 8 + 4;
 const TRAILER: &[u8] = b"FJL\x03";
 /// Maximum distance of the numbers of two writes. The database counts flushes and compactions too,
-/// of which there are fewer.
+/// which are fewer.
 const MAX_STEP: u64 = 1 << 32;
 
 /// Journals of a closed database, as found. [`Self::cut`] alone changes them.
@@ -104,7 +104,7 @@ impl Journals {
         Ok(end)
     }
 
-    /// Returns the number of the last write, or `None` if there is none.
+    /// Returns the number of the last write, or `None` without a write.
     pub(super) fn last(&self) -> Option<u64> {
         self.last
     }
@@ -169,7 +169,7 @@ fn has_batch(bytes: &[u8]) -> bool {
 struct Batch<'a> {
     /// Bytes in the journal.
     size: usize,
-    /// Number of the write; higher than those of all earlier batches.
+    /// Number of the write; higher than the numbers of all earlier batches.
     number: u64,
     rows: Vec<Row<'a>>,
 }

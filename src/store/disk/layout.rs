@@ -14,10 +14,10 @@
 //! records   r <key>                   expiry, value
 //! ```
 //!
-//! Every stream that was ever created has a number of its own. Events of a removed stream can
-//! therefore stay until a compaction drops them, and streams created one after the other are
-//! neighbours on disk. The key of a batch has the number of its last event: the first key at or
-//! after a number is the batch that holds it. Every key of `events` is written only once.
+//! Every stream that was ever created has a number of its own. So events of a removed stream can
+//! stay until a compaction drops them. Streams created one after the other are neighbours on disk.
+//! The key of a batch has the number of its last event: the first key at or after a number is the
+//! batch that holds it. Every key of `events` is written only once.
 
 use std::ops::RangeInclusive;
 
@@ -46,8 +46,8 @@ pub(super) const OVERHEAD: u64 = 64;
 /// Approximate maximum of events stored after the written metadata of a stream.
 const LOOKED_AT: u64 = 512;
 
-/// Metadata of a stream, in memory for every check. On disk those of an unsealed stream may be
-/// older, and the events after their tail complete them.
+/// Metadata of a stream, in memory for every check. On disk the metadata of an unsealed stream may
+/// be older. The events after its tail complete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamMeta {
     pub(super) number: u64,

@@ -1,12 +1,12 @@
 //! Store of one replica on its own disk. It survives a restart and a crash of the process, and a
 //! crash of the machine as far as [`Fsync`] promises.
 //!
-//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the
-//! metadata in memory ([`index`]), writes their changes as one group, syncs once, and delivers all
-//! results. Reads go to the database beside it, on the threads of the runtime for blocking work:
-//! below the tail in memory they are rare, and any of them may wait for the disk. The database is
-//! fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files of the
-//! directory in [`directory`].
+//! One thread writes ([`writer`]). It takes all waiting calls, and checks them in order against the
+//! metadata in memory ([`index`]). It writes their changes as one group, syncs once, and delivers
+//! all results. Reads go to the database beside it, on the threads of the runtime for blocking
+//! work. Below the tail in memory they are rare, and each of them may wait for the disk. The
+//! database is fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files of
+//! the directory in [`directory`].
 //!
 //! Space: an expired stream is gone at once for readers, who check its expiry. Its rows are removed
 //! and its events become obsolete soon after. Tables with obsolete events alone are dropped as a
@@ -15,10 +15,10 @@
 //!
 //! Failures: after a failed write all calls of the group return the error. The database is then
 //! opened again, with growing pauses, until a write and all due flushes and compactions have
-//! succeeded. Writes are refused meanwhile, and later ones find the state of the disk. A full disk
-//! thus stays full for this store until there is room for all of this, also if it was full when the
-//! store was opened. Reads go on ([`access`]), from the failed database and then from the reopened
-//! one.
+//! succeeded. Writes are refused meanwhile, and later ones find the state of the disk. So a full
+//! disk stays full for this store until it has room for all of this. This holds also for a disk
+//! that was full when the store was opened. Reads continue ([`access`]), from the failed database
+//! and then from the reopened one.
 
 mod access;
 mod database;
@@ -71,7 +71,7 @@ pub struct Opened {
     pub store: Arc<Disk>,
     /// Keys in the directory.
     pub keys: Keys,
-    /// Name of the replica: the one with which the store was first opened.
+    /// Name of the replica, from the first opening of the store.
     pub name: String,
 }
 

@@ -20,11 +20,11 @@ pub enum Fsync {
 /// Location and guarantees of a store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Directory of the store alone. Created if there is none.
+    /// Directory of the store alone. Created if it does not exist.
     pub path: PathBuf,
     /// Durability in a power failure.
     pub fsync: Fsync,
-    /// Limit in bytes of live streams and records, beyond which new ones are refused. The directory
+    /// Limit in bytes of live streams and records. Beyond it new ones are refused. The directory
     /// takes up to about twice that, and 200 MiB.
     pub max_bytes: u64,
 }

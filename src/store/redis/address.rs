@@ -35,7 +35,7 @@ pub enum UrlError {
     /// Another scheme, or none.
     #[error("must begin with redis://, redis+sentinel:// or redis+cluster://, or the same with rediss for TLS")]
     Scheme,
-    /// No host, or one that is cut short.
+    /// No host, or an incomplete host.
     #[error("has no host, as in redis://127.0.0.1:6379")]
     Host,
     /// Several hosts where there is one server.
@@ -44,7 +44,7 @@ pub enum UrlError {
     /// Port 0, above 65535, or a colon with nothing behind it.
     #[error("has a port that is not between 1 and 65535")]
     Port,
-    /// Sentinels without a name to ask them for.
+    /// Sentinels without the name of a master.
     #[error("names no master, as in redis+sentinel://127.0.0.1:26379/mymaster")]
     Master,
     /// The database is no number.

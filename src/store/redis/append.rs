@@ -2,17 +2,16 @@
 //!
 //! The script checks everything, and costs Redis several times as much as the addition itself.
 //! Where it can, it permits one connection, the holder, to make the next additions of the stream by
-//! plain `XADD`s. These use the key that the events have in the present generation of the stream. A
-//! new writer, a seal, a follower that must be notified or a new beginning of the stream renames
-//! that key, and a stream that is gone has none. A plain addition then changes nothing, and the
-//! append is made by the script.
+//! plain `XADD`s. These use the present key of the stream's events. A new writer, a seal, a
+//! follower that must be notified or a new beginning of the stream renames that key. A stream that
+//! is gone has no key. A plain addition then changes nothing, and the script makes the append.
 //!
 //! The holder knows the stream's tail: no other connection adds to it, and Redis accepts no number
-//! twice. A plain addition needs two things: the script has accepted the caller's epoch and place
-//! on this connection, and no other append of the stream is in flight. If the connection breaks
-//! during an append, its outcome is unknown. Redis loses single entries only in a failover or
-//! restart, which breaks the connection too. A plain addition does not renew the expiry of the
-//! stream; the script does, within a sixteenth of it.
+//! twice. A plain addition needs two things. The script has accepted the caller's epoch and place
+//! on this connection. No other append of the stream is in flight. If the connection breaks during
+//! an append, its outcome is unknown. Redis loses single entries only in a failover or restart,
+//! which breaks the connection too. A plain addition does not renew the expiry of the stream; the
+//! script does, within a sixteenth of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -27,9 +26,9 @@ use crate::WriterEpoch;
 use mcp_resume_protocol::ids::{Seq, StreamId};
 use mcp_resume_protocol::stream::Batch;
 
-/// Idle time after which the permit of a stream is dropped.
+/// Idle time before the permit of a stream is dropped.
 const PERMIT_IDLE: Duration = Duration::from_secs(30);
-/// Limit of permits, besides those of streams with an append in flight.
+/// Limit of permits, besides the permits of streams with an append in flight.
 const PERMITS_MAX: usize = 64 * 1024;
 /// Names and numbers of a plain addition.
 const PLAIN_BYTES: usize = 128;
@@ -94,8 +93,7 @@ struct StreamAppends {
     in_flight: usize,
     /// True if the append in flight is a plain addition.
     is_plain: bool,
-    /// Time at which the first addition in flight was sent; without one, the time of the last
-    /// addition.
+    /// Time of the first addition in flight, or else of the last addition.
     used: Instant,
     permit: Option<Permit>,
 }

@@ -25,7 +25,7 @@ const CLUSTER_TRIES: u32 = 4;
 /// sending never waits.
 const CONNECTION_QUEUE: usize = 256;
 
-/// Address and options with which each connection is opened.
+/// Address and options of each connection.
 pub(super) struct Connector {
     address: Address,
     options: Options,
@@ -41,8 +41,8 @@ pub(super) enum Link {
 impl Connector {
     pub(super) fn new(address: Address, options: Options) -> Self {
         if address.tls {
-            // The crate asks for the program's provider, and there is no other here; one that is
-            // set already stays.
+            // The crate uses the provider of the program, and ring is the only one here. A provider
+            // that is already set stays.
             let _ = ring::default_provider().install_default();
         }
         Self { address, options }
@@ -93,7 +93,7 @@ impl Connector {
         Err(last)
     }
 
-    /// Asks a sentinel for the address of the master, and the server there for its role:
+    /// Queries a sentinel for the address of the master, and the server there for its role:
     /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>.
     async fn by_sentinel(
         &self,

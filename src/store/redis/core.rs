@@ -94,7 +94,7 @@ impl Core {
         self.resubscribe.notify_one();
     }
 
-    /// Notes that other contents are there, with this epoch.
+    /// Notes that Redis has other contents, with this epoch.
     pub(super) fn set_epoch(&self, epoch: StoreEpoch) {
         self.epoch.store(epoch.0, Ordering::Relaxed);
     }
@@ -145,7 +145,7 @@ impl Core {
         }))
     }
 
-    /// Checks that the generation in Redis is that of `epoch`.
+    /// Checks that the contents of Redis have the generation of `epoch`.
     async fn confirm(&self, epoch: StoreEpoch) -> Result<(), Error> {
         let name = self.names.contents();
         let asked = self.call(order(&name), vec![cmd(&[b"GET", name.as_bytes()])], move |answers| {

@@ -21,7 +21,7 @@ pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     bytes
 }
 
-/// Reader of the events after a cursor, from the batches in which they were written.
+/// Reader of the events after a cursor, from their batches as written.
 pub(super) struct BatchReader {
     next: Seq,
     left: usize,

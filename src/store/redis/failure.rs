@@ -12,8 +12,8 @@ pub(super) type Replies = Result<Vec<Value>, Failure>;
 /// Failure of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
-    /// No reply came, or an error that says that this server takes no writes now. Another
-    /// connection may help.
+    /// No reply came, or an error because this server takes no writes now. Another connection may
+    /// help.
     Lost(Arc<str>),
     /// Redis has no memory for the data.
     Full(Arc<str>),
@@ -24,7 +24,7 @@ pub(super) enum Failure {
 }
 
 /// Error codes of a server that cannot take the call now: it is not the master, is busy or loading,
-/// or refuses the login. Another connection may reach one that can.
+/// or refuses the login. Another connection may reach a server that can.
 const UNAVAILABLE_CODES: [&str; 13] = [
     "READONLY",
     "LOADING",

@@ -15,10 +15,10 @@ use mcp_resume_protocol::ids::StoreEpoch;
 /// Version of the layout of all stored data. Data of a later version is left alone.
 pub(super) const VERSION: u32 = 1;
 
-/// Interval at which an awaited record is read.
+/// Interval between reads of an awaited record.
 const READ_EVERY: Duration = Duration::from_millis(50);
 
-/// Reason for which the record cannot be used.
+/// Reason why the record cannot be used.
 #[derive(Debug)]
 pub(super) enum Unusable {
     /// A later version wrote it.
@@ -62,8 +62,8 @@ pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait
     agree(connection, name, fresh).await
 }
 
-/// Returns true if `record` is that of the generation that `epoch` names. An unreadable record
-/// counts as such: it is reported elsewhere.
+/// Returns true if `record` belongs to the generation of `epoch`. An unreadable record counts as
+/// such: it is reported elsewhere.
 pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     match record {
         Value::Nil => false,
@@ -72,8 +72,8 @@ pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     }
 }
 
-/// Reads the record, or writes `mine` if there is none. Of several concurrent writers one wins, and
-/// all get its keys.
+/// Reads the record, or writes `mine` without one. Of several concurrent writers one wins, and all
+/// get its keys.
 pub(super) async fn agree(
     connection: &mut impl ConnectionLike,
     name: &[u8],

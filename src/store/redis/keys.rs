@@ -74,7 +74,7 @@ impl Names {
         ["m", "e", "f"].map(|part| format!("{}{{{stream}}}:{part}", self.prefix))
     }
 
-    /// Returns the key of a stream's events in this generation; 0 is the first.
+    /// Returns the key of a stream's events. `generation` is the number of its renames.
     pub(super) fn events(&self, stream: StreamId, generation: &str) -> Vec<u8> {
         let generation = if generation == "0" { "" } else { generation };
         format!("{}{{{stream}}}:e{generation}", self.prefix).into_bytes()
@@ -97,7 +97,7 @@ impl Names {
     }
 }
 
-/// Order of calls: those of equal order take effect as they were made.
+/// Order of calls. Calls of equal order take effect as they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Order {
     Stream(StreamId),

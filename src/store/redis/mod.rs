@@ -1,21 +1,21 @@
-//! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master that
-//! sentinels watch, or a Cluster.
+//! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master with
+//! sentinels, or a Cluster.
 //!
-//! A stream is a hash (description and position) and a Redis Stream (one entry per batch; its ID is
-//! the number of the batch's last event), on one slot. Each change is one script there. It checks
-//! the writer's epoch, the position and the seal, and restarts the expiry. Most appends need no
-//! script: `append.rs` says which. One connection serves all callers of the process: waiting calls
-//! are sent together, and a few such flights are in flight at once. A second connection receives
-//! the messages that Redis publishes for this replica. Followers and [`Coordination::receive`] wait
-//! for them, and nothing is polled.
+//! A stream is a hash (description and position) and a Redis Stream, on one slot. The Redis Stream
+//! has one entry per batch. The ID of an entry is the number of the batch's last event. Each change
+//! is one script there. It checks the writer's epoch, the position and the seal, and restarts the
+//! expiry. Most appends need no script: `append.rs` says which. One connection serves all callers
+//! of the process: waiting calls are sent together, and a few such flights are in flight at once. A
+//! second connection receives the messages that Redis publishes for this replica. Followers and
+//! [`Coordination::receive`] wait for them, and nothing is polled.
 //!
 //! Durability: Ok means that Redis has accepted the write. It survives a crash of Redis if the
 //! append-only file has it (`appendfsync`), and a failover if the new master had received it.
 //!
-//! [`Store::health`] needs no call to find an outage: a probe writes once a second, and a broken
-//! connection is reported at once and replaced until one works. Meanwhile calls fail at once. A
-//! failover looks the same. This module does not rewrite lost data, except the signing keys, under
-//! a new epoch. [`Coordination::possible_losses`] tells the event log to rewrite the rest.
+//! [`Store::health`] needs no call to find an outage: a probe writes once a second. A broken
+//! connection is reported at once, and replaced until a connection works. Meanwhile calls fail at
+//! once. A failover looks the same. This module does not rewrite lost data, except the signing
+//! keys, under a new epoch. [`Coordination::possible_losses`] makes the event log rewrite the rest.
 //!
 //! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on
 //! any other. The user that the URL names needs the keys `~mr:*` and the channels `&mr:wake:*`
@@ -80,7 +80,7 @@ use mcp_resume_protocol::stream::Batch;
 const READ_MAX: usize = 8 * 1024 * 1024;
 /// Maximum time to live. Redis refuses times far beyond it.
 const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Time for which a stream may be in its owner's index before it is created.
+/// Longest time that a stream is in its owner's index before it is created.
 const INDEXED_BEFORE_MS: u64 = 60_000;
 
 /// A store that was opened.

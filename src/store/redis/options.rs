@@ -11,8 +11,8 @@ const KEY_WAIT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Options {
     /// `redis://[user:password@]host[:port][/database]`,
-    /// `redis+sentinel://…host[:port],host[:port]/master[/database]` (user and password are those
-    /// of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
+    /// `redis+sentinel://…host[:port],host[:port]/master[/database]` (user and password of the
+    /// master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
     pub url: String,
     /// Prefix of every key and channel: several deployments may share one Redis.
     pub prefix: String,
@@ -24,7 +24,8 @@ pub struct Options {
     /// hold the keys. Then new keys are made. Without the wait, replicas with different keys would
     /// refuse each other's event IDs.
     pub key_wait: Duration,
-    /// File of the trusted certificate authorities, in PEM form; `None` for those of the system.
+    /// File of the trusted certificate authorities, in PEM form; `None` for the authorities of the
+    /// system.
     pub ca: Option<PathBuf>,
     /// Client certificate presented to Redis.
     pub identity: Option<Identity>,

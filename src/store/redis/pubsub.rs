@@ -22,7 +22,7 @@ use crate::{Error, Pending};
 use mcp_resume_base::clock;
 use mcp_resume_protocol::ids::StreamId;
 
-/// Message by which a replica checks that its subscription works.
+/// Message of a check that the subscription of a replica works.
 pub(super) const HEARTBEAT: &[u8] = b"heartbeat";
 /// Message that announces mail.
 pub(super) const MAIL: &[u8] = b"mail";
@@ -108,7 +108,7 @@ pub(super) async fn renew(core: Arc<Core>) {
             if let Err(error) = registered.wait().await {
                 warn!(stream.id = %stream, %error, "the changes of a stream cannot be subscribed to");
             }
-            // Also without a known loss: the expiry of a stream is not published, and a message in
+            // Also without a known loss. The expiry of a stream is not published, and a message in
             // a Cluster is lost with the link between two nodes.
             core.subscriptions.notify(stream);
         }

@@ -1,11 +1,11 @@
-//! The scripts that Redis runs to change streams. Every change of a stream is one of them, on the
-//! slot of its keys, but for the plain addition of [`super::append`].
+//! The scripts that Redis runs to change streams. Every change of a stream is a script, on the slot
+//! of its keys, except the plain addition of [`super::append`].
 //!
 //! They are written for Redis 6.2 and later, and for a Cluster, where a script touches only the
-//! keys that it is given. Outside a Cluster, the key of the events may have a generation number
-//! appended. Numbers of events are passed as text, since Lua's are exact up to 2^53 only, and are
-//! compared as numbers. A script that needs memory first issues the command that Redis may refuse
-//! for lack of it, so that it is never half done.
+//! keys that it is given. Outside a Cluster, the key of the events ends with the number of its
+//! renames, once there are any. Numbers of events are passed as text, since Lua's are exact up to
+//! 2^53 only, and are compared as numbers. A script that needs memory first issues the command that
+//! Redis may refuse for lack of it, so that it is never half done.
 
 use std::sync::LazyLock;
 
@@ -84,8 +84,8 @@ const NOTHING: &str = "";
 /// stream: prefix of the channels, ID of the stream.
 ///
 /// While a connection holds the stream, it adds events without a script, and the tail in the meta
-/// is behind. `revoke` ends that: it gives the events the name of the next generation, so that a
-/// plain addition misses them. It is called after the steps that may be refused for want of memory.
+/// is behind. `revoke` ends that: it renames the key of the events, so that a plain addition misses
+/// them. It is called after the steps that may be refused for want of memory.
 /// `known` returns the fields `p g h t` and the requested ones. `known` returns nothing if there is
 /// no stream, or if events of unknown number were lost.
 const STREAM: &str = "
@@ -184,8 +184,8 @@ return {'ok', epoch}
     /// state, state, candidate for holder.
     ///
     /// A repeated batch is compared byte for byte with the stored events, in any division into
-    /// entries. The candidate becomes the holder unless the stream has followers; the reply then
-    /// has the generation and the expiry of the stream.
+    /// entries. The candidate becomes the holder unless the stream has followers. The reply then
+    /// has the number of the key's renames, and the expiry of the stream.
     APPEND(3, STREAM) "
 local is = known('z', 'k', 'x')
 if not is then return {'gone'} end
@@ -426,7 +426,7 @@ taken()
 return 0
 "
     /// Acknowledges messages, and returns the next ones, which stay until a later call acknowledges
-    /// them. Arguments: those of `TAKEN`, maximum of messages.
+    /// them. Arguments: the arguments of `TAKEN`, maximum of messages.
     RECEIVE(1, MAIL) "
 taken()
 local time = now()

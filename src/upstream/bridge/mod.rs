@@ -4,72 +4,53 @@
 //! of clients of 2026-07-28 for a server of the revisions with sessions. [`legacy_clients`]
 //! translates requests of older clients for a server of 2026-07-28. Absent: the bytes of the
 //! messages (`protocol/bridge/`).
+//!
+//! The calls of both directions share no table with each other, or with the calls of a channel. A
+//! channel finds the call of a message by its ID, since all messages of a server arrive on one
+//! connection (`protocol/channel/routing.rs`). Here each call has a response of its own. So a
+//! cancel ends that response, and a late message meets no other call.
 
+mod era_discovery;
 mod legacy_clients;
 mod modern_clients;
-mod pressure;
-mod server_era;
+mod outbox;
+mod responses;
+mod sessions;
+mod settings;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::response::Parts;
-use http::{HeaderValue, Response, StatusCode};
+use http::{Response, StatusCode};
 
+use self::era_discovery::EraDiscovery;
 use self::legacy_clients::LegacyClients;
 use self::modern_clients::{ModernClients, Translated};
-use self::server_era::ServerEra;
+use self::responses::unknown_session;
+use self::settings::Link;
+pub use self::settings::Settings;
 use super::observed::Observed;
 use super::server::Server;
 use super::server::body::begun;
 use super::server::exchange::{Exchange, Exchanged};
 use super::server::request::Template;
 use super::server::response_body::ResponseBody;
-use super::server::sse_reader::first_message;
+use super::server::sent::Sent;
 use super::session_refusals::Revivals;
 use crate::config;
-use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
-use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, code, error_code};
 use crate::protocol::tasks;
 
-/// Size limit of the response to a request of the bridge's own.
-const RESPONSE_MAX: usize = 1024 * 1024;
 /// Size limit of a refusal of the revision, and time limit for its body.
 const REFUSAL_MAX: usize = 4096;
 const REFUSAL_WAIT: Duration = Duration::from_secs(1);
 
-/// Settings of the bridge.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Section `bridge` of the configuration.
-    pub config: config::Bridge,
-    /// Maximum wait of a call for client responses.
-    pub max_wait: Duration,
-    /// Maximum wait of a call that may have become a task, if longer than `max_wait`.
-    /// `None`: calls do not become tasks.
-    pub task_wait: Option<Duration>,
-    /// Time after the last server request until the client gets the input round.
-    pub input_grace: Duration,
-    /// Maximum wait of a request while the server accepts no connections.
-    pub connect_wait: Duration,
-    /// True if the proxy listens on a loopback address. All callers without credentials are then
-    /// one user.
-    pub is_loopback: bool,
-    /// Size limit of a message.
-    pub max_event_bytes: usize,
-    /// This replica. The `requestState` of a parked call names it.
-    pub owner: Owner,
-}
-
 /// Translates requests. All workers share it.
 pub struct Bridge {
     mode: config::ModernClients,
-    era: Arc<ServerEra>,
+    era: Arc<EraDiscovery>,
     modern_clients: Arc<ModernClients>,
     /// Translation for clients of older revisions, or `None` if it is switched off.
     legacy_clients: Option<Arc<LegacyClients>>,
@@ -83,47 +64,39 @@ impl Bridge {
         revivals: Arc<Revivals>,
         observed: Arc<Observed>,
     ) -> Arc<Self> {
-        let era = Arc::new(ServerEra::new(server.clone()));
-        let legacy_clients = || LegacyClients::new(settings.clone(), server.clone(), observed.clone(), era.clone());
+        let link = Arc::new(Link { settings, server });
+        let era = Arc::new(EraDiscovery::new(link.clone()));
+        let legacy_clients = || LegacyClients::new(link.clone(), observed.clone(), era.clone());
         Arc::new(Self {
-            mode: settings.config.modern_clients,
-            legacy_clients: settings.config.legacy_clients.then(legacy_clients),
+            mode: link.settings.config.modern_clients,
+            legacy_clients: link.settings.config.legacy_clients.then(legacy_clients),
             era: era.clone(),
-            modern_clients: ModernClients::new(settings, server, revivals, observed.clone()),
+            modern_clients: ModernClients::new(link.clone(), revivals, observed.clone()),
         })
     }
 
     /// Translates a request and returns its response. Returns `None` if the request must be
     /// forwarded unchanged: its revision has sessions, or the server speaks its revision.
-    pub(super) async fn send(
-        &self,
-        server: &Server,
-        template: &Template,
-        sent: Option<&Arc<Stream>>,
-    ) -> Option<Exchanged> {
+    pub(super) async fn send(&self, server: &Server, template: &Template, sent: Option<&Sent>) -> Option<Exchanged> {
         if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
             return Some(legacy.send(server, template, sent).await);
         }
         if self.modern_clients.has_parked(template) {
             // The call is already running, so a later change of the server's era does not affect
             // it.
-            let exchanged = self.modern_clients.send(server, template, sent).await;
-            return Some(match exchanged {
-                Some(Translated::Unopened(exchanged) | Translated::Response(exchanged)) => exchanged,
-                None => Err(Failure::before_run(ErrorCode::Unreachable).into()),
-            });
+            let translated = self.modern_clients.send(server, template, sent).await;
+            let unreachable = || Err(Failure::before_run(ErrorCode::Unreachable).into());
+            return Some(translated.map_or_else(unreachable, |translated| translated.exchanged));
         }
         let is_wanted = self.mode == config::ModernClients::Always || tasks::declares(template.body());
         if !is_modern(template) || !is_wanted {
             return None;
         }
         if self.era.of(template).await? == Era::Legacy {
-            let exchanged = self.modern_clients.send(server, template, sent).await?;
+            let Translated { exchanged, is_unopened } = self.modern_clients.send(server, template, sent).await?;
             // The request has not run. A replacement of the server may speak the client's revision.
-            return match exchanged {
-                Translated::Unopened(_) if self.era.has_changed(template, Era::Legacy).await => None,
-                Translated::Unopened(exchanged) | Translated::Response(exchanged) => Some(exchanged),
-            };
+            let is_replaced = is_unopened && self.era.has_changed(template, Era::Legacy).await;
+            return Some(exchanged).filter(|_| !is_replaced);
         }
         let response = match server.exchange(template, sent).await {
             Ok(response) => response,
@@ -134,10 +107,8 @@ impl Bridge {
         if !is_refused || !self.era.has_changed(template, Era::Modern).await {
             return Some(Ok(response));
         }
-        Some(match self.modern_clients.send(server, template, sent).await {
-            Some(Translated::Unopened(exchanged) | Translated::Response(exchanged)) => exchanged,
-            None => Ok(response),
-        })
+        let translated = self.modern_clients.send(server, template, sent).await;
+        Some(translated.map_or(Ok(response), |translated| translated.exchanged))
     }
 
     /// Returns true if requests may have to be translated now.
@@ -221,8 +192,8 @@ impl Bridge {
         legacy.open(template, &id).await
     }
 
-    /// Replaces the refusal of a session whose server was replaced by one of the later revision
-    /// alone. Other responses pass.
+    /// Replaces the refusal of a session whose server was replaced by a server of the later
+    /// revision alone. Other responses pass.
     async fn after_refusal_in_session(
         &self,
         template: &Template,
@@ -234,7 +205,7 @@ impl Bridge {
         let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
         let is_refused = whole.is_some_and(|whole| error_code(&whole) == Some(code::UNSUPPORTED_VERSION));
         match is_refused && self.era.is_or_has_become(template, Era::Modern).await {
-            true => legacy_clients::unknown_session(),
+            true => unknown_session(),
             false => response,
         }
     }
@@ -257,14 +228,6 @@ fn is_modern(template: &Template) -> bool {
     header.is_some_and(is_modern) || jsonrpc::meta_protocol_version(template.body()).as_deref().is_some_and(is_modern)
 }
 
-/// Returns the first response in a body of JSON or of events. The rest of the body is not read.
-async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
-    let is_response = |message: &[u8]| {
-        jsonrpc::member(message, &["result"]).or_else(|| jsonrpc::member(message, &["error"])).is_some()
-    };
-    first_message(response, RESPONSE_MAX, is_response).await
-}
-
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned
 /// response has its whole body.
 async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
@@ -284,27 +247,5 @@ async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, 
         return (response, true);
     }
     let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
-    (response, whole.is_some_and(|whole| jsonrpc::member(&whole, &["error"]).is_some()))
-}
-
-/// Returns true if the response carries a message to translate. Server failures and refusals of the
-/// caller pass with their headers.
-fn is_translated(parts: &Parts) -> bool {
-    let passes =
-        parts.status.is_server_error() || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-    !passes && headers::is_json(&parts.headers)
-}
-
-fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::whole(message));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-/// Returns a response with an event stream as its body.
-fn event_stream(body: ResponseBody) -> Response<ResponseBody> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
+    (response, whole.is_some_and(|whole| jsonrpc::error_in(&whole).is_some()))
 }

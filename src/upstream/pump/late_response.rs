@@ -14,6 +14,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::Pump;
 use crate::clock;
+use crate::event_log::Stream;
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
@@ -56,7 +57,7 @@ impl Pump {
     /// may be late. It counts only if the head names the length.
     pub(super) fn record_passing(&self, status: StatusCode, response: &HeaderMap) {
         let length = response.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        if status.is_success() && headers::is_json(response) && length.is_some_and(late_responses::is_large) {
+        if status.is_success() && headers::is_read_as_json(response) && length.is_some_and(late_responses::is_large) {
             self.record_source();
         }
     }
@@ -81,8 +82,17 @@ impl Pump {
     pub(super) fn record_session_response(&self, id: &RequestId) {
         let binding = self.writer.stream().binding();
         let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
-        for stream in session.iter().flat_map(|session| session.running()) {
+        let running = session.map(|session| session.running()).unwrap_or_default();
+        let record = |stream: &Stream, id| {
             stream.change(|machine, now| machine.late_head().handle_answered_elsewhere(id, now));
+        };
+        if running.iter().any(|stream| stream.with_machine(|machine| machine.owed_responses().is_due(id))) {
+            return running.iter().for_each(|stream| record(stream, id));
+        }
+        let alike_in = |stream: &Stream| stream.with_machine(|machine| machine.owed_responses().alike(id));
+        let mut alike = running.iter().filter_map(|stream| Some((stream, alike_in(stream)?)));
+        if let (Some((stream, own)), None) = (alike.next(), alike.next()) {
+            record(stream, &own);
         }
     }
 
@@ -102,11 +112,6 @@ impl Pump {
         let address = if credentials.are_absent() { Some(self.call.address) } else { None };
         Some(Source { credentials, address, name: CallName::of(method, self.call.template.body()) })
     }
-}
-
-/// Returns true if this status means that the response to the request arrives elsewhere.
-pub(super) fn is_without_response(status: StatusCode) -> bool {
-    matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT)
 }
 
 /// Returns the headers that an error takes from a refusal of this status.

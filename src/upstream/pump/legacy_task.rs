@@ -1,5 +1,4 @@
-//! The call of a task of 2025-11-25: the destination of each message of its server, and the status
-//! notifications.
+//! The call of a task of 2025-11-25: the destination of each message of its server.
 //!
 //! A message has one destination: the reader of the task (`tasks/result`), or else the session's
 //! standalone stream while a client reads it. Without either, a server request waits for the first
@@ -8,48 +7,13 @@
 //! (`event_log/stream/legacy_task.rs`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::Pump;
-use crate::clock;
 use crate::event_log::{LegacyTask, Stream};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::progress;
 use crate::protocol::sse;
-use crate::protocol::tasks::{Status, TaskView, legacy};
-
-/// Minimum time between two status notifications.
-const INTERVAL: Duration = Duration::from_secs(1);
-
-/// Status notifications of a task.
-pub(super) struct StatusNotices {
-    /// State that the client knows. Initially the state in the task handle.
-    known: (Status, Option<String>),
-    /// Earliest time of the next notification.
-    next: Instant,
-    /// True if a change waits until `next`.
-    is_due: bool,
-}
-
-impl StatusNotices {
-    /// Creates the notifications of a new task.
-    pub(super) fn new() -> Self {
-        Self { known: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
-    }
-
-    /// Returns the time of the next action: a waiting notification, or server requests that move to
-    /// the standalone stream.
-    pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
-        let notice = self.is_due.then_some(self.next);
-        notice.into_iter().chain(self.requests_move_at(task)).min()
-    }
-
-    /// Returns the time at which the requests of the task go to the standalone stream, if that is
-    /// yet to come.
-    fn requests_move_at(&self, task: &Stream) -> Option<Instant> {
-        task.as_legacy_task()?.requests_move_at().filter(|at| *at > clock::now())
-    }
-}
+use crate::protocol::tasks::legacy;
 
 impl Pump {
     /// Sends server messages with another destination than the task's stream, and removes them from
@@ -63,9 +27,8 @@ impl Pump {
         }
     }
 
-    /// Notifies the client of a change, on the standalone stream while it has a reader. A change
-    /// within a second after another one waits, unless it is the end of the task. Server requests
-    /// without a reader of the task move to the standalone stream as well.
+    /// Notifies the client of a change, on the standalone stream while it has a reader. Server
+    /// requests without a reader of the task move to the standalone stream as well.
     pub(super) fn notify_status(&mut self) {
         let Some(notices) = &mut self.notices else { return };
         // A client that opens the stream later is notified then.
@@ -77,18 +40,9 @@ impl Pump {
         }
         let Some(view) = stream.legacy_view() else { return };
         let Some(notices) = &mut self.notices else { return };
-        if notices.known.0 == view.status && notices.known.1 == view.text {
-            return;
+        if notices.record_notice(&view) {
+            standalone.append_message(&legacy::status_changed(&view));
         }
-        let now = clock::now();
-        if now < notices.next && view.status.is_open() {
-            notices.is_due = true;
-            return;
-        }
-        notices.next = now + INTERVAL;
-        let TaskView { status, text, .. } = &view;
-        notices.known = (*status, text.clone());
-        standalone.append_message(&legacy::status_changed(&view));
     }
 
     /// Returns the standalone stream of the session, if a client reads it.

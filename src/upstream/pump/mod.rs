@@ -11,9 +11,12 @@ mod plain_response;
 mod promotion;
 mod reopening;
 mod session_generation;
+mod status_notices;
 mod trace;
 
+use std::future;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,15 +25,19 @@ use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Response};
 use tracing::{Instrument, Level, debug, enabled, info};
 
-use self::legacy_task::StatusNotices;
+pub(super) use self::plain_response::adapt_passing;
+use self::status_notices::StatusNotices;
+use super::gateway_errors;
 use super::input::{InputSource, UpstreamInput};
-use super::metrics::Metrics;
+use super::metrics::{Metrics, OpenCall};
 use super::observed::Credentials;
 use super::pings::Pings;
 use super::response_observer::ResponseObserver;
 use super::revival::{Refused, Settled};
+use super::server::exchange::{Exchange, ExchangedInBox};
 use super::server::request::Template;
 use super::server::response_body::ResponseBody;
+use super::server::sent::Sent;
 use super::server::sse_reader::{EventReader, GatherResult};
 use super::server::synthetic;
 use super::server_request_refusals::Refusals;
@@ -39,10 +46,13 @@ use super::wait;
 use crate::clock::{self, Alarm};
 use crate::config::Tasks;
 use crate::event_log::{AskingRequests, EventLog, Head, Next, Session, Stream, Subject, Writer};
+use crate::identity::SessionHash;
+use crate::metrics::Repair;
 use crate::otel::Span;
 use crate::protocol::call_name::CallName;
+use crate::protocol::client_names::ClientNames;
 use crate::protocol::error::{ErrorCode, Failure, Side};
-use crate::protocol::headers;
+use crate::protocol::headers::{self, ResponseFacts};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::sse;
@@ -72,6 +82,8 @@ pub struct Call {
     pub is_routed: bool,
     /// True if the server must accept the caller before the caller may revive the session.
     pub is_guest: bool,
+    /// Hash of the session for logs, or `None` without a record of a session.
+    pub session_hash: Option<SessionHash>,
     /// Session without any known response of the server, or `None` for every other call.
     pub unanswered: Option<Arc<Session>>,
     /// Size limit of an event, and of a JSON response that becomes one.
@@ -83,11 +95,58 @@ pub struct Call {
     pub tasks: Option<Arc<Tasks>>,
 }
 
+impl Call {
+    /// Returns true if the response may be that of a gateway without a server behind it, and the
+    /// call waits for the server.
+    pub(super) fn may_ask_again(&self, response: &Response<ResponseBody>) -> bool {
+        self.should_wait && gateway_errors::may_concern(&self.template, response)
+    }
+
+    /// Records the credential status, the accepted token and the CORS headers of a response that
+    /// came `now`, to a call that began at `began`. Later responses of the proxy's own need them.
+    pub(super) fn record_response(
+        &self,
+        response: &Response<ResponseBody>,
+        upstream: &Upstream,
+        began: Instant,
+        now: Instant,
+    ) {
+        let observed = upstream.observed();
+        observed.record_status(self.credentials, response.status(), began, now);
+        if response.status().is_success()
+            && let Some(subject) = self.subject
+        {
+            observed.tokens().record_accepted(subject, self.credentials.principal, now);
+        }
+        if let Some(origin) = self.template.origin() {
+            observed.record_cors(origin, response.headers(), now);
+        }
+    }
+}
+
+/// Beginning of a call.
+pub(super) struct BegunCall {
+    /// Counts the call as open.
+    pub(super) open: OpenCall,
+    /// Time of the beginning.
+    pub(super) began: Instant,
+}
+
+/// The request of a call that began without a stream.
+pub(super) enum SentRequest {
+    InFlight(InFlight),
+    /// The response, or the reason for its absence.
+    Answered(ExchangedInBox),
+}
+
+/// A request in flight.
+pub(super) type InFlight = Pin<Box<dyn Future<Output = ExchangedInBox> + Send>>;
+
 /// Rule for progress notifications that the proxy writes.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressRule {
     /// Clients without such notifications, if the request itself names its client.
-    pub except: Option<Arc<[String]>>,
+    pub except: Option<ClientNames>,
 }
 
 /// Runs one call.
@@ -115,6 +174,8 @@ pub struct Pump {
     span: Option<Span>,
     /// True if the body of the response ends the span of the call.
     is_traced_by_body: bool,
+    /// Counts the call as open.
+    _open: OpenCall,
 }
 
 /// End of a stream, for its last log line.
@@ -177,12 +238,6 @@ impl Arrived {
     }
 }
 
-impl Drop for Pump {
-    fn drop(&mut self) {
-        self.metrics.observe_call_end();
-    }
-}
-
 impl Pump {
     /// Begins the call. [`Self::run`] completes it.
     pub fn begin(
@@ -192,8 +247,44 @@ impl Pump {
         writer: Writer,
         call: Call,
     ) -> Box<Self> {
-        metrics.observe_call();
-        let began = clock::now();
+        let begun = BegunCall { open: metrics.begin_call(), began: clock::now() };
+        let mut pump = Self::new(upstream, log, metrics, writer, call, begun);
+        pump.send(pump.call.template.clone(), false);
+        pump
+    }
+
+    /// Continues a call that began without a stream.
+    pub(super) fn take_over(
+        upstream: Arc<Upstream>,
+        log: Arc<EventLog>,
+        metrics: Arc<Metrics>,
+        writer: Writer,
+        (call, begun, request): (Call, BegunCall, SentRequest),
+    ) -> Box<Self> {
+        let mut pump = Self::new(upstream, log, metrics, writer, call, begun);
+        match request {
+            // The call names no session that could have to be revived.
+            SentRequest::Answered(Ok(response)) if !pump.call.may_ask_again(&response) => {
+                pump.set_input(InputSource::Responded(Some(response)));
+            }
+            SentRequest::Answered(answered) => pump.await_again(Box::pin(future::ready(answered))),
+            SentRequest::InFlight(in_flight) => pump.await_again(in_flight),
+        }
+        pump
+    }
+
+    fn await_again(&mut self, in_flight: InFlight) {
+        self.await_response(self.call.template.clone(), false, Some(in_flight));
+    }
+
+    fn new(
+        upstream: Arc<Upstream>,
+        log: Arc<EventLog>,
+        metrics: Arc<Metrics>,
+        writer: Writer,
+        call: Call,
+        BegunCall { open, began }: BegunCall,
+    ) -> Box<Self> {
         let notices = writer.stream().as_legacy_task().map(|_| Box::new(StatusNotices::new()));
         if notices.is_some() {
             metrics.observe_task();
@@ -201,7 +292,7 @@ impl Pump {
         }
         // Boxed, like the rarer steps below: futures are moved as a whole, so the enclosing future
         // should be small.
-        let mut pump = Box::new(Self {
+        let pump = Box::new(Self {
             upstream,
             log,
             metrics,
@@ -217,13 +308,13 @@ impl Pump {
             alarm: Alarm::new(),
             span: None,
             is_traced_by_body: false,
+            _open: open,
         });
         if pump.writer.stream().trace().span().is_some() {
             // The record of the stream names its call.
             pump.name_call(pump.writer.stream());
         }
         pump.record_generation();
-        pump.send(pump.call.template.clone(), false);
         pump
     }
 
@@ -317,7 +408,7 @@ impl Pump {
         // The client may have left before the end.
         let (log, stream) = (self.log.clone(), self.writer.stream().clone());
         drop(self);
-        log.release(stream);
+        log.retention().release(stream);
     }
 
     /// Seals the stream of `writer` in the store, and keeps it until its retention ends. `None`
@@ -346,14 +437,14 @@ impl Pump {
                 // No tool ran: a retry is a new call.
                 stream.retries().forget();
             }
-            self.log.retain(stream);
+            self.log.retention().retain(stream);
             if stream.retries().body_fingerprint().is_some() {
                 // A call that ended before its response head is no stream in the store.
-                Box::pin(self.log.store_response(stream, &stream.head_now())).await;
+                Box::pin(self.log.kept_responses().store(stream, &stream.head_now())).await;
             }
         } else if stream.retries().has_unclaimed_response() {
             stream.retries().drop_unread_response();
-            self.log.retain(stream);
+            self.log.retention().retain(stream);
         }
     }
 
@@ -375,7 +466,7 @@ impl Pump {
         let name = stream.trace().name();
         info!(
             stream.id = %stream.id(),
-            session = stream.binding().session_hash().as_deref(),
+            session = self.call.session_hash.or_else(|| stream.binding().session_hash()).as_deref(),
             method = name.map(|name| &*name.method),
             tool = name.and_then(|name| name.tool.as_deref()),
             duration_ms = end.at.saturating_duration_since(stream.created()).as_millis() as u64,
@@ -411,6 +502,7 @@ impl Pump {
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
             Effect::RecordResponse(id) => self.record_session_response(&id),
+            Effect::RecordRespelled => self.metrics.repairs.record(Repair::ResponseId),
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
             Effect::Promote => Box::pin(self.promote()).await,
             Effect::CallAgain(continuation) => self.call_again(&continuation),
@@ -419,6 +511,11 @@ impl Pump {
 
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let template = self.trace_request(template, is_reopening);
+        self.await_response(template, is_reopening, None);
+    }
+
+    /// Awaits the response to a request that is sent now, or is `in_flight` already.
+    fn await_response(&mut self, template: Arc<Template>, is_reopening: bool, in_flight: Option<InFlight>) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
         let (log, metrics, began) = (self.log.clone(), self.metrics.clone(), self.began);
@@ -429,10 +526,22 @@ impl Pump {
         let was_refused = self.was_refused;
         let is_routed = self.call.is_routed;
         let response = Box::pin(async move {
+            let first = match in_flight {
+                Some(in_flight) => in_flight.await,
+                None => upstream.exchange_in_box(&template, Some(&Sent::In(stream.clone()))).await,
+            };
             let (response, has_waited) = if should_wait {
-                wait::send_when_reachable(&upstream, &template, &stream, &metrics, began).await
+                wait::when_reachable(first, &upstream, &template, &stream, &metrics, began).await
             } else {
-                (upstream.send(&template, Some(&stream)).await, false)
+                (first.map_err(|unanswered| unanswered.failure), false)
+            };
+            let (response, has_waited) = match response {
+                Ok(response) if should_wait && gateway_errors::may_concern(&template, &response) => {
+                    let call = (&*template, &stream);
+                    // Boxed: each call would carry the size of this future.
+                    Box::pin(gateway_errors::ask_again(&upstream, call, &metrics, began, response)).await
+                }
+                response => (response, has_waited),
             };
             // A server that accepted no connection was restarted, and has forgotten the revived
             // session too.
@@ -442,7 +551,7 @@ impl Pump {
                     let (upstream, log, metrics) = (&upstream, &log, &metrics);
                     let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed };
                     // Boxed: each call would carry the size of this future.
-                    Box::pin(refused.settle(response)).await
+                    Box::pin(refused.settle(*response)).await
                 }
                 response => Settled::Response(response),
             }
@@ -478,7 +587,7 @@ impl Pump {
         let upstream = self.upstream.clone();
         let template = synthetic::post(&self.call.template, message);
         let sending = async move {
-            if let Err(failure) = upstream.send(&template, None).await {
+            if let Err(failure) = upstream.send(&template).await {
                 debug!(?failure, "a message of the proxy's own did not reach the upstream");
             }
         };
@@ -582,7 +691,7 @@ impl Pump {
     /// Publishes a head that is the whole response. With a key, the store must have it first.
     async fn publish_head(&mut self, head: Head) {
         if self.is_keyed() {
-            Box::pin(self.log.store_response(self.writer.stream(), &head)).await;
+            Box::pin(self.log.kept_responses().store(self.writer.stream(), &head)).await;
         }
         self.writer.set_head(head);
     }
@@ -601,14 +710,18 @@ impl Pump {
     }
 
     async fn handle_head(&mut self, mut response: Box<Response<ResponseBody>>) {
-        self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
-        self.record_response(&response);
+        let now = clock::now();
+        self.metrics.observe_head(now.saturating_duration_since(self.began));
+        self.record_response(&response, now);
         self.call.observer.open_session(&mut response, &self.upstream, &self.log);
-        headers::remove_hop_by_hop(response.headers_mut());
-        if response.status().is_success() && headers::is_sse(response.headers()) {
+        let facts = ResponseFacts::of(response.headers());
+        if facts.has_hop_by_hop {
+            headers::remove_hop_by_hop(response.headers_mut());
+        }
+        if response.status().is_success() && facts.is_sse {
             self.handle_stream(response).await;
         } else {
-            self.handle_plain_response(response).await;
+            self.handle_plain_response(response, facts).await;
         }
     }
 
@@ -643,10 +756,10 @@ impl Pump {
         }
     }
 
-    /// Records the credential status and the CORS headers, for later responses of the proxy's own.
-    fn record_response(&mut self, response: &Response<ResponseBody>) {
-        let observed = self.upstream.observed();
-        observed.record_status(self.call.credentials, response.status(), self.began, clock::now());
+    /// Records the facts of the response for later responses of the proxy's own, and that the
+    /// server has responded in the session.
+    fn record_response(&mut self, response: &Response<ResponseBody>, now: Instant) {
+        self.call.record_response(response, &self.upstream, self.began, now);
         if response.status().is_success()
             && self.call.is_guest
             && let Some(handshake) = self.handshake()
@@ -660,14 +773,6 @@ impl Pump {
             if let Some(handshake) = self.handshake() {
                 handshake.note_answered();
             }
-        }
-        if response.status().is_success()
-            && let Some(subject) = self.call.subject
-        {
-            observed.tokens().record_accepted(subject, self.call.credentials.principal, clock::now());
-        }
-        if let Some(origin) = self.call.template.origin() {
-            observed.record_cors(origin, response.headers(), clock::now());
         }
     }
 

@@ -58,7 +58,7 @@ impl Pump {
             })
             .await;
         let id = call.with_machine(|machine| machine.owed_responses().due().next().cloned());
-        let record = task.as_task().read().map(|reading| reading.record).filter(|_| self.log.is_recorded(&task));
+        let record = task.as_task().read().map(|reading| reading.record).filter(|_| task.as_task().is_recorded());
         let (Some(id), Some(record)) = (id, record) else { return self.give_up(writer).await };
         let view = record.view(task.handle(), wall_ms, terms.max_wait, terms.retention);
         let handle = tasks::created(&id, &view);
@@ -120,7 +120,7 @@ impl Pump {
         self.metrics.observe_task();
         let stream = call.stream().clone();
         self.conclude(Some(call)).await;
-        self.log.release(stream);
+        self.log.retention().release(stream);
     }
 
     /// Sends the call again with the client responses.

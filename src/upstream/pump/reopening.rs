@@ -53,11 +53,11 @@ impl Pump {
         }
     }
 
-    /// Announces on the client's standalone stream which lists may have changed, and that the
+    /// Announces on the client's standalone stream which lists have changed, and that the
     /// server's state of the session is gone.
     pub(super) async fn announce_revival(&mut self) {
         let Some(handshake) = self.handshake() else { return };
-        for message in synthetic::revival_messages(&handshake.server) {
+        for message in synthetic::revival_messages(&handshake.server, &handshake.changed_lists()) {
             self.writer.update(|machine, now| machine.handle_message(b"message", &message, now)).await;
         }
     }
@@ -76,7 +76,7 @@ impl Pump {
         self.set_template(again.clone());
         if simulation::has(Bug::RunsTwice) {
             let (upstream, again) = (self.upstream.clone(), again.clone());
-            tokio::spawn(async move { upstream.send(&again, None).await });
+            tokio::spawn(async move { upstream.send(&again).await });
         }
         self.was_refused = true;
         // A server that was restarted meanwhile is waited for, and a call that waits can be

@@ -1,4 +1,4 @@
-//! Client messages for one generation of a session that was opened again.
+//! Client messages for one generation of a revived session.
 //!
 //! Owned here: the session name that such a message has at the server. Absent: the choice of the
 //! generation (`ingress`), and the names (`event_log`).

@@ -84,6 +84,7 @@ enum Interrupted {
 }
 
 /// A handshake and what it needs.
+#[derive(Clone)]
 pub(super) struct Handshaking {
     pub(super) upstream: Arc<Upstream>,
     pub(super) log: Arc<EventLog>,
@@ -157,13 +158,13 @@ impl Handshaking {
             _ => {}
         }
         let name = SessionId::from_headers(response.headers());
-        let Some(result) = read_response(response, &id).await else {
+        let Some(result) = read_response(response, &id, RESPONSE_MAX).await else {
             return Err(Opened::Failed("initialize was not answered"));
         };
         drop(permit);
         if !self.is_as_before(&result) {
             self.log.sessions().handshakes().forget(&self.id);
-            self.log.save_handshake(&self.id).await;
+            self.log.homes().save(&self.id).await;
             for stream in self.standalone() {
                 stream.expire(ErrorCode::Abandoned);
             }
@@ -201,7 +202,7 @@ impl Handshaking {
         let visible = name.as_ref().map(|name| self.upstream.names().visible_name(name));
         let handshakes = self.log.sessions().handshakes();
         // Requests get the name only if this replica is still the home.
-        let saved = self.log.save_revival(&self.id, name.clone()).await;
+        let saved = self.log.homes().save_revival(&self.id, name.clone()).await;
         match saved {
             Saved::Ok | Saved::Failed => {}
             Saved::Ended => return Opened::Ended,
@@ -212,11 +213,9 @@ impl Handshaking {
         }
         if saved == Saved::Failed {
             // Until the record is saved, a restart of the proxy costs a further handshake.
-            handshakes.change_again(self.id.clone());
+            handshakes.changes().push(self.id.clone());
         }
-        for stream in standalone {
-            stream.change(|machine, now| machine.handle_session(SessionChange::Revived, now));
-        }
+        self.announce(name, standalone.to_vec());
         Opened::Revived
     }
 
@@ -268,7 +267,8 @@ impl Handshaking {
             let ids: Vec<_> = stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect());
             self.handshake.leave_unanswered(ids);
         }
-        self.handshake.leave_unanswered(self.log.unanswered_requests(&self.id, &self.handshake.principals()));
+        self.handshake
+            .leave_unanswered(self.log.retention().unanswered_requests(&self.id, &self.handshake.principals()));
     }
 
     /// Makes the standalone streams of the session reopen under its new name, before the server
@@ -325,7 +325,7 @@ impl Handshaking {
         }
     }
 
-    fn headers_in(&self, name: Option<&SessionId>) -> HeaderMap {
+    pub(super) fn headers_in(&self, name: Option<&SessionId>) -> HeaderMap {
         let mut headers = self.headers();
         if let Some(name) = name.and_then(|name| HeaderValue::from_str(name.as_str()).ok()) {
             headers.insert(names::MCP_SESSION_ID, name);
@@ -373,15 +373,18 @@ fn request(method: &str, member: &str, value: &str) -> String {
     serde_json::json!({ "jsonrpc": "2.0", "id": synthetic::own_id(), "method": method, "params": params }).to_string()
 }
 
-/// Reads the response to the request `id` from a JSON body or an event stream. Requests and
-/// notifications before it are skipped.
-async fn read_response(response: Response<ResponseBody>, id: &str) -> Option<Bytes> {
+/// Reads the response to the request `id` from a JSON body or an event stream, as strict JSON.
+/// Requests and notifications before it are skipped. `limit` is the maximum size of a message, in
+/// bytes.
+pub(super) async fn read_response(response: Response<ResponseBody>, id: &str, limit: usize) -> Option<Bytes> {
     let is_response = |message: &[u8]| {
-        let Ok(body) = jsonrpc::peek(message) else { return false };
+        let json = jsonrpc::as_json(message);
+        let Ok(body) = jsonrpc::peek(json.as_deref().unwrap_or(message)) else { return false };
         body.messages().iter().any(|message| match message {
             Message::Response { id: Some(RequestId::String(other)), is_error: false } => **other == *id,
             Message::Response { .. } | Message::Request { .. } | Message::Notification { .. } => false,
         })
     };
-    first_message(response, RESPONSE_MAX, is_response).await
+    let message = first_message(response, limit, is_response).await?;
+    Some(jsonrpc::as_json(&message).map_or(message, Bytes::from))
 }

@@ -18,6 +18,7 @@
 
 mod generations;
 mod handshake;
+mod lists;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +44,7 @@ use crate::event_log::{AttemptEnd, Binding, EventLog, Handshake, Home, Principal
 use crate::otel::SpanKind;
 use crate::protocol::effects;
 use crate::protocol::error::Failure;
-use crate::protocol::headers::SessionId;
+use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::session_refusal::{self, Refusal, Verdict, Words};
@@ -57,7 +58,7 @@ const LIVING_STEP: Duration = Duration::from_millis(50);
 /// Outcome of a request after a possible revival.
 pub(super) enum Settled {
     /// Response for the client.
-    Response(Result<Response<ResponseBody>, Failure>),
+    Response(Result<Box<Response<ResponseBody>>, Failure>),
     /// The session was opened again: the request must be sent once more.
     Revived {
         /// Request under the new name of the session.
@@ -90,11 +91,14 @@ enum Attempt {
 /// started.
 async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
     let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::from) };
-    let (parts, mut body) = reason.into_parts();
+    let (mut parts, mut body) = reason.into_parts();
     let mut begun = BytesMut::new();
     read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX).await;
     // The error has the ID of the proxy's own `initialize`.
     let addressed = ids.first().and_then(|id| jsonrpc::response::readdressed(&begun, id));
+    if addressed.is_some() {
+        headers::remove_body_facts(&mut parts.headers);
+    }
     Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))
 }
 
@@ -119,7 +123,7 @@ impl Refused<'_> {
     /// Opens the session again if `response` refuses it. The caller then sends the request once
     /// more.
     pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
-        let pass = |response| Settled::Response(Ok(response));
+        let pass = |response| Settled::Response(Ok(Box::new(response)));
         // The balancer sends the request to the home of the session. The server here has not run
         // it.
         let send_to = |home| Settled::Response(Err(Failure::at_home(home)));
@@ -246,8 +250,8 @@ impl Refused<'_> {
 
     /// Returns the home of the refused session. A session whose home is gone is taken over.
     async fn home(&self, id: &SessionId) -> Home {
-        let home = match self.log.session_home(id).await {
-            Ok(Home::Gone(_)) => self.log.take_over_session(id, &self.stream.binding().principal).await,
+        let home = match self.log.homes().find(id).await {
+            Ok(Home::Gone(_)) => self.log.homes().take_over(id, &self.stream.binding().principal).await,
             home => home,
         };
         home.unwrap_or_else(|error| {

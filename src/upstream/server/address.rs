@@ -1,13 +1,15 @@
-//! Places at the server: URIs of its origin, redirects and references.
+//! Places at the server: URIs of its origin, references, and the targets of redirects.
 //!
 //! Invariant: every place that a response names must be within the configured origin, since
 //! requests carry credentials.
 
-use http::header::LOCATION;
+use http::header::{HOST, LOCATION};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 
 use super::http::HttpServer;
+use super::redirects::{Redirect, differs_by_slash, is_call, origin_of};
+use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::config::HostHeader;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -34,14 +36,49 @@ impl HttpServer {
             .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
     }
 
-    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's
-    /// origin.
-    pub(super) fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
-        match response.status() {
-            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
-            _ => return None,
+    /// Returns the meaning of the response to `template`, which was sent to `target`.
+    pub(super) fn redirect(&self, template: &Template, target: &Uri, response: &Response<ResponseBody>) -> Redirect {
+        let keeps_method = match response.status() {
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
+            StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => false,
+            _ => return Redirect::None,
+        };
+        let Some(location) = response.headers().get(LOCATION) else { return Redirect::None };
+        if let Some(path) = self.path_within_origin(location) {
+            return if keeps_method { Redirect::To(path) } else { Redirect::None };
         }
-        self.path_within_origin(response.headers().get(LOCATION)?)
+        let Some(other) = self.absolute(location) else { return Redirect::None };
+        if keeps_method
+            && differs_by_slash(target.path(), other.path())
+            && self.is_same_host(&other, template.lines().get(&HOST))
+            && let Some(path) = other.path_and_query()
+        {
+            return Redirect::To(path.as_str().to_owned());
+        }
+        if is_call(template) { Redirect::Away(origin_of(&other)) } else { Redirect::None }
+    }
+
+    /// Returns the URI of a reference that names a host, or `None` for any other. Browsers read a
+    /// backslash as a slash.
+    fn absolute(&self, location: &HeaderValue) -> Option<Uri> {
+        let location = location.to_str().ok()?;
+        let location = if has_host(location) {
+            format!("{}://{}", self.config().url.scheme(), &location[2..])
+        } else {
+            location.to_owned()
+        };
+        location.parse::<Uri>().ok().filter(|uri| uri.authority().is_some())
+    }
+
+    /// Returns true if a URI names the server's host, or the host that the request named. A port
+    /// must be that host's too.
+    fn is_same_host(&self, other: &Uri, requested: Option<&[u8]>) -> bool {
+        let requested = requested.and_then(|host| Authority::try_from(host).ok());
+        let is_same = |host: &Authority| {
+            other.host().is_some_and(|other| other.eq_ignore_ascii_case(host.host()))
+                && other.port_u16().is_none_or(|port| Some(port) == host.port_u16())
+        };
+        is_same(self.config().url.authority()) || requested.is_some_and(|host| is_same(&host))
     }
 
     /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as

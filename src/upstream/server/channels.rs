@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
+use http::header::ORIGIN;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
+use super::sent::Sent;
 use crate::channel::{self, Channels};
-use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};
 
 /// Size limit of the body of a forwarded request to a server on channels.
@@ -35,19 +36,20 @@ pub(super) async fn forward_by_channel(
         Ok(_) => return empty(StatusCode::NOT_FOUND),
         Err(_) => return empty(StatusCode::BAD_REQUEST),
     };
-    exchange_by_channel(channels, &Template::new(&parts, lines, body), None).await
+    let template = Template::new(&parts, parts.headers.get(ORIGIN), lines, body);
+    exchange_by_channel(channels, &template, None).await
 }
 
 /// Sends a request to a server on channels. Each error is a response.
 pub(super) async fn exchange_by_channel(
     channels: &Arc<Channels>,
     template: &Template,
-    sent: Option<&Arc<Stream>>,
+    sent: Option<&Sent>,
 ) -> Response<ResponseBody> {
-    let stream = sent.cloned();
+    let record = sent.cloned();
     let on_begin = move || {
-        if let Some(stream) = stream {
-            stream.upstream().set_sent();
+        if let Some(record) = record {
+            record.set_sent();
         }
     };
     let request = channel::Request {
@@ -55,7 +57,7 @@ pub(super) async fn exchange_by_channel(
         headers: template.lines(),
         session: template.session_name(),
         body: template.body(),
-        stream: sent,
+        stream: sent.and_then(Sent::stream),
         caller: template.caller(),
         start_kind: template.start_kind(),
         on_begin: Box::new(on_begin),

@@ -1,12 +1,10 @@
 //! The interface between a layer of the upstream and the layer below it.
 
-use std::sync::Arc;
-
 use http::Response;
 
 use super::request::Template;
 use super::response_body::ResponseBody;
-use crate::event_log::Stream;
+use super::sent::Sent;
 use crate::protocol::error::Failure;
 
 /// A request without a response.
@@ -27,10 +25,18 @@ impl From<Failure> for Unanswered {
 /// Result of a request: the response head with its body, or the reason for its absence.
 pub(in crate::upstream) type Exchanged = Result<Response<ResponseBody>, Unanswered>;
 
+/// As [`Exchanged`], with the response in a box: it passes through the layers as a pointer.
+pub(in crate::upstream) type ExchangedInBox = Result<Box<Response<ResponseBody>>, Unanswered>;
+
 /// A layer of the upstream, or the server itself.
 pub(in crate::upstream) trait Exchange: Sync {
     /// Sends a request to the endpoint and waits for the response head. A request whose bytes were
-    /// written is never sent again. Does not wait for a server that accepts no connections. The
-    /// stream `sent` of the request records that bytes of it may have left.
-    fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> impl Future<Output = Exchanged> + Send;
+    /// written is never sent again. Does not wait for a server that accepts no connections. `sent`
+    /// records that bytes of the request may have left.
+    fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> impl Future<Output = ExchangedInBox> + Send;
+
+    /// As [`Self::exchange_in_box`], for a caller that takes the response apart.
+    fn exchange(&self, template: &Template, sent: Option<&Sent>) -> impl Future<Output = Exchanged> + Send {
+        async move { self.exchange_in_box(template, sent).await.map(|response| *response) }
+    }
 }

@@ -2,7 +2,6 @@
 //!
 //! Absent: channels to servers that are not on Streamable HTTP ([`super::channels`]).
 
-use std::borrow::Cow;
 use std::error::Error;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -11,13 +10,15 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 
 use super::client::{self, Clients};
 use super::connect::{Connector, Dial, TooMany, Transport};
-use super::exchange::{Exchange, Exchanged, Unanswered};
+use super::exchange::{Exchange, ExchangedInBox, Unanswered};
 use super::reach::{Reach, Reachability};
+use super::redirects::{self, Redirect};
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
+use super::sent::Sent;
 use super::sent_flag::SentFlag;
+use super::session_cookies::SessionCookies;
 use crate::config::{self, HostHeader};
-use crate::event_log::Stream;
 use crate::otel::Span;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
@@ -36,6 +37,8 @@ pub(in crate::upstream) struct HttpServer {
     /// URI of the endpoint with the configured query.
     endpoint: Option<Uri>,
     observed: Arc<Observed>,
+    /// Cookies of sessions, or `None` if none are kept.
+    cookies: Option<Arc<SessionCookies>>,
 }
 
 impl HttpServer {
@@ -45,7 +48,8 @@ impl HttpServer {
     /// If the TLS files cannot be loaded.
     pub(super) fn new(config: config::Upstream) -> Result<Self, tls::Error> {
         let transport = if config.url.is_https() { Transport::tls(&config.tls)? } else { Transport::Tcp };
-        Ok(Self::by(Connector::new(transport, &config)?, config, Arc::default()))
+        let cookies = SessionCookies::new(&config.session_cookies);
+        Ok(Self::by(Connector::new(transport, &config)?, config, Arc::default(), cookies))
     }
 
     /// Creates a client for the configured upstream with connections from `dialer`, without TLS.
@@ -53,17 +57,23 @@ impl HttpServer {
     /// # Errors
     /// None at present.
     pub(super) fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Result<Self, tls::Error> {
-        Ok(Self::by(Connector::new(Transport::Dialed(dialer), &config)?, config, Arc::default()))
+        let cookies = SessionCookies::new(&config.session_cookies);
+        Ok(Self::by(Connector::new(Transport::Dialed(dialer), &config)?, config, Arc::default(), cookies))
     }
 
-    fn by(connector: Connector, config: config::Upstream, observed: Arc<Observed>) -> Self {
+    fn by(
+        connector: Connector,
+        config: config::Upstream,
+        observed: Arc<Observed>,
+        cookies: Option<Arc<SessionCookies>>,
+    ) -> Self {
         let version = match (config.url.is_https(), config.http2) {
             (true, _) => client::Version::Agreed,
             (false, true) => client::Version::Http2,
             (false, false) => client::Version::Http1,
         };
         let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
-        let mut server = Self { clients, connector, config, endpoint: None, observed };
+        let mut server = Self { clients, connector, config, endpoint: None, observed, cookies };
         server.endpoint = server.uri(&server.endpoint_target(None)).ok();
         server
     }
@@ -71,7 +81,7 @@ impl HttpServer {
     /// Returns the same server with connections of its own. A connection belongs to the runtime it
     /// was made on; requests from another runtime would pass between threads.
     pub(super) fn with_own_connections(&self) -> Self {
-        Self::by(self.connector.clone(), self.config.clone(), self.observed.clone())
+        Self::by(self.connector.clone(), self.config.clone(), self.observed.clone(), self.cookies.clone())
     }
 
     /// Returns the configuration.
@@ -117,23 +127,36 @@ impl HttpServer {
         span.set("server.port", i64::from(authority.port_u16().unwrap_or(default_port)));
     }
 
-    /// As [`Exchange::exchange`], for a place other than the endpoint. Follows 307 and 308 within
-    /// the origin, with the body.
-    pub(super) async fn exchange_at(
+    /// Sends a request to the endpoint with the cookies of its session, and takes those of the
+    /// response.
+    async fn exchange_with_cookies(
         &self,
+        cookies: &SessionCookies,
         template: &Template,
-        mut target: Cow<'_, Uri>,
-        sent: Option<&Arc<Stream>>,
-    ) -> Exchanged {
+        target: &Uri,
+        sent: Option<&Sent>,
+    ) -> ExchangedInBox {
+        let with_cookies = cookies.added_to(template);
+        let mut response = self.exchange_at(with_cookies.as_ref().unwrap_or(template), target, sent).await?;
+        cookies.take_from(&mut response, template);
+        Ok(response)
+    }
+
+    /// As [`Exchange::exchange_in_box`], for a place other than the endpoint. Follows 307 and 308
+    /// within the origin, with the body, and those that add or remove a slash.
+    pub(super) async fn exchange_at(&self, template: &Template, target: &Uri, sent: Option<&Sent>) -> ExchangedInBox {
+        let mut redirected: Option<Box<Uri>> = None;
         for _ in 0..=MAX_REDIRECTS {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
             let response = {
-                let sending = pin!(self.clients.send(template, &target, &sent_flag, sent));
+                let target = redirected.as_deref().unwrap_or(target);
+                let sending = pin!(self.clients.send(template, target, &sent_flag, sent));
                 self.await_head(sending, &sent_flag).await?
             };
-            match self.redirect_target(&response) {
-                Some(next) => target = Cow::Owned(self.uri(&next)?),
-                None => return Ok(response),
+            match self.redirect(template, target, &response) {
+                Redirect::To(next) => redirected = Some(Box::new(self.uri(&next)?)),
+                Redirect::Away(origin) => return Ok(Box::new(redirects::refuse(template, &origin))),
+                Redirect::None => return Ok(response),
             }
         }
         Err(Failure::after_send(ErrorCode::UpstreamGarbage).into())
@@ -147,18 +170,18 @@ impl HttpServer {
     ) -> Result<Response<ResponseBody>, Failure> {
         *request.uri_mut() = self.uri(path)?;
         *request.version_mut() = Version::HTTP_11;
-        let sending = pin!(self.clients.forward(request));
+        let sending = pin!(async { self.clients.forward(request).await.map(Box::new) });
         let head = self.await_head(sending, &SentFlag::always_sent()).await;
-        let mut response = head.map_err(|unanswered| unanswered.failure)?;
+        let mut response = *head.map_err(|unanswered| unanswered.failure)?;
         headers::remove_hop_by_hop(response.headers_mut());
         Ok(response)
     }
 
     pub(super) async fn await_head(
         &self,
-        sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
+        sending: Pin<&mut impl Future<Output = Result<Box<Response<ResponseBody>>, client::Error>>>,
         sent_flag: &SentFlag,
-    ) -> Exchanged {
+    ) -> ExchangedInBox {
         let outcome = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
@@ -203,12 +226,20 @@ impl HttpServer {
 }
 
 impl Exchange for HttpServer {
-    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+    async fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> ExchangedInBox {
+        // Boxed, because few calls have a target of their own.
+        let own: Box<Uri>;
         let target = match (template.query(), &self.endpoint) {
-            (None, Some(endpoint)) => Cow::Borrowed(endpoint),
-            (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
+            (None, Some(endpoint)) => endpoint,
+            (query, _) => {
+                own = Box::new(self.uri(&self.endpoint_target(query))?);
+                &*own
+            }
         };
-        self.exchange_at(template, target, sent).await
+        match &self.cookies {
+            None => self.exchange_at(template, target, sent).await,
+            Some(cookies) => Box::pin(self.exchange_with_cookies(cookies, template, target, sent)).await,
+        }
     }
 }
 

@@ -16,9 +16,12 @@ mod http1;
 mod informational;
 pub(super) mod reach;
 mod recognition;
+mod redirects;
 pub(super) mod request;
 pub(super) mod response_body;
+pub(super) mod sent;
 mod sent_flag;
+mod session_cookies;
 pub(super) mod sse_reader;
 mod sse_server;
 pub(super) mod synthetic;
@@ -30,16 +33,16 @@ use ::http::{HeaderMap, Method, Request, Response};
 
 use self::channels::{exchange_by_channel, forward_by_channel};
 pub use self::connect::{Dial, DialFuture, Wire};
-use self::exchange::{Exchange, Exchanged};
+use self::exchange::{Exchange, ExchangedInBox};
 use self::http::HttpServer;
 use self::reach::Reachability;
 pub use self::recognition::Recognition;
 use self::request::{Body, Template};
 use self::response_body::ResponseBody;
+use self::sent::Sent;
 pub use self::sse_server::SseServer;
 use crate::channel::Channels;
 use crate::config;
-use crate::event_log::Stream;
 use crate::otel::Span;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::Lines;
@@ -214,16 +217,16 @@ impl Server {
 }
 
 impl Exchange for Server {
-    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+    async fn exchange_in_box(&self, template: &Template, sent: Option<&Sent>) -> ExchangedInBox {
         if let Some(channels) = self.channels.get()
             && self.is_for_channel(template)
         {
-            return Ok(exchange_by_channel(channels, template, sent).await);
+            return Ok(Box::new(exchange_by_channel(channels, template, sent).await));
         }
-        let response = self.http.exchange(template, sent).await?;
+        let response = self.http.exchange_in_box(template, sent).await?;
         match &self.recognition {
             Some(recognition) if Recognition::may_concern(response.status()) => {
-                Ok(Box::pin(recognition.recognise(self, template, response, sent)).await)
+                Ok(Box::new(Box::pin(recognition.recognise(self, template, *response, sent)).await))
             }
             Some(_) | None => Ok(response),
         }

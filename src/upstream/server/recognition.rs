@@ -28,10 +28,10 @@ use super::exchange::Exchange;
 use super::http::HttpServer;
 use super::request::Template;
 use super::response_body::ResponseBody;
+use super::sent::Sent;
 use super::{Server, body, synthetic};
 use crate::channel::{Channels, OpenError};
 use crate::clock;
-use crate::event_log::Stream;
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::tls;
@@ -92,7 +92,7 @@ impl Recognition {
         server: &Server,
         template: &Template,
         refusal: Response<ResponseBody>,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Response<ResponseBody> {
         if !opens_session(template) {
             return refusal;

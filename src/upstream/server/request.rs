@@ -7,15 +7,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, ORIGIN};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
+use super::sent::Sent;
 use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
 use crate::channel::{Caller, StartKind};
-use crate::event_log::{Handshake, Stream, UpstreamName};
+use crate::event_log::{Handshake, SentRequest, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 use crate::protocol::trace::{TRACEPARENT, TRACESTATE, TraceContext, TraceId};
 
@@ -49,11 +50,22 @@ impl AsRef<[u8]> for Template {
     }
 }
 
+impl SentRequest for Template {
+    fn head(&self) -> [&[u8]; 2] {
+        [self.query.as_deref().unwrap_or_default().as_bytes(), self.lines.as_bytes()]
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
 impl Template {
     /// Creates a request for the endpoint. `lines` must not describe the body: a length without its
-    /// bytes would make the server read the next request as a body. `parts` is the client's.
-    pub(in crate::upstream) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
-        let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
+    /// bytes would make the server read the next request as a body. `parts` is the client's, and
+    /// `origin` its header.
+    pub(in crate::upstream) fn new(parts: &Parts, origin: Option<&HeaderValue>, lines: Lines, body: Bytes) -> Self {
+        let origin = origin.and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
         Self { method: parts.method.clone(), lines, origin, query, body, caller: None, start_kind: StartKind::First }
     }
@@ -252,7 +264,7 @@ impl Template {
         &self,
         target: Uri,
         sent_flag: &SentFlag,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Request<Body> {
         let mut request = Request::new(Body::Whole {
             bytes: Some(self.body.clone()).filter(|bytes| !bytes.is_empty()),
@@ -282,8 +294,8 @@ pub enum Body {
         bytes: Option<Bytes>,
         /// Flag that is set when a connection takes the body.
         sent_flag: SentFlag,
-        /// Stream of the request, or `None` for a request without one.
-        sent: Option<Arc<Stream>>,
+        /// Record of the request, or `None` for a request without one.
+        sent: Option<Sent>,
     },
     /// Passed through.
     Passthrough(BoxBody),
@@ -299,8 +311,8 @@ impl HttpBody for Body {
                 if !sent_flag.mark_sent() {
                     return Poll::Ready(Some(Err(Withdrawn.into())));
                 }
-                if let Some(stream) = sent.take() {
-                    stream.upstream().set_sent();
+                if let Some(sent) = sent.take() {
+                    sent.set_sent();
                 }
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
@@ -331,7 +343,7 @@ mod tests {
     fn debug_shows_nothing_of_the_client() {
         let request = Request::post("/mcp?key=hunter2").header("authorization", "Bearer hunter2").body(()).unwrap();
         let (parts, ()) = request.into_parts();
-        let template = Template::new(&parts, (&parts.headers).into(), Bytes::from_static(b"hunter2"));
+        let template = Template::new(&parts, None, (&parts.headers).into(), Bytes::from_static(b"hunter2"));
         let shown = format!("{template:?}");
         assert!(shown.contains("POST") && !shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -35,8 +36,19 @@ pub enum ResponseBody {
 pub enum Messages {
     /// Messages of a server on a channel.
     Channel(channel::Events),
-    /// Messages of the bridge.
-    Bridge(Pin<Box<dyn Stream<Item = Result<Bytes, Broken>> + Send>>),
+    /// Messages of the bridge, and the loss of the server behind them.
+    Bridge(Pin<Box<dyn Stream<Item = Result<Bytes, Broken>> + Send>>, Lost),
+}
+
+/// Loss of the server on a channel behind a stream of the bridge. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Lost(Arc<OnceLock<ErrorCode>>);
+
+impl Lost {
+    /// Records that the server was lost, with the error of the responses that it owed.
+    pub(in crate::upstream) fn record(&self, code: ErrorCode) {
+        let _ = self.0.set(code);
+    }
 }
 
 /// Error of a stream of messages that ends before it is complete.
@@ -54,17 +66,27 @@ pub struct Begun {
 impl Messages {
     /// Returns the messages of `stream`, which is complete when it ends.
     pub(in crate::upstream) fn of(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
-        Self::Bridge(Box::pin(stream.map(Ok)))
+        Self::with_loss(stream, Lost::default())
+    }
+
+    /// Returns the messages of `stream`, with the loss of the server that sends them.
+    pub(in crate::upstream) fn with_loss(stream: impl Stream<Item = Bytes> + Send + 'static, lost: Lost) -> Self {
+        Self::Bridge(Box::pin(stream.map(Ok)), lost)
     }
 
     /// Returns the messages that another task sends. They end when all senders are dropped.
-    pub(in crate::upstream) fn received(mut receiver: mpsc::Receiver<Bytes>) -> Self {
-        Self::of(stream::poll_fn(move |cx| receiver.poll_recv(cx)))
+    pub(in crate::upstream) fn received(receiver: mpsc::Receiver<Bytes>) -> Self {
+        Self::received_with_loss(receiver, Lost::default())
+    }
+
+    /// Returns the messages that another task sends, with the loss of the server behind them.
+    pub(in crate::upstream) fn received_with_loss(mut receiver: mpsc::Receiver<Bytes>, lost: Lost) -> Self {
+        Self::with_loss(stream::poll_fn(move |cx| receiver.poll_recv(cx)), lost)
     }
 
     /// Returns messages that break off before the first.
     pub(in crate::upstream) fn broken() -> Self {
-        Self::Bridge(Box::pin(stream::iter([Err(Broken)])))
+        Self::Bridge(Box::pin(stream::iter([Err(Broken)])), Lost::default())
     }
 
     /// Returns the error of the responses owed by a lost server on a channel, or `None` if the
@@ -72,7 +94,7 @@ impl Messages {
     pub(in crate::upstream) fn lost(&self) -> Option<ErrorCode> {
         match self {
             Self::Channel(events) => events.lost(),
-            Self::Bridge(_) => None,
+            Self::Bridge(_, lost) => lost.0.get().copied(),
         }
     }
 }
@@ -83,7 +105,7 @@ impl Stream for Messages {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match self.get_mut() {
             Self::Channel(events) => events.poll_next_unpin(cx).map(|message| message.map(Ok)),
-            Self::Bridge(messages) => messages.poll_next_unpin(cx),
+            Self::Bridge(messages, _) => messages.poll_next_unpin(cx),
         }
     }
 }
@@ -112,6 +134,16 @@ impl ResponseBody {
     /// Puts the bytes that were already read before the rest of a body.
     pub(in crate::upstream) fn begun(first: Bytes, rest: Self) -> Self {
         ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
+    }
+
+    /// Takes the body if all of it has arrived and it has at most `max` bytes. Else nothing is
+    /// lost, and the next poll continues. Never takes a body that another task hands over.
+    pub(in crate::upstream) fn take_arrived(&mut self, cx: &mut Context<'_>, max: usize) -> Option<Bytes> {
+        match self {
+            ResponseBody::Http1(body) => body.take_arrived(cx, max),
+            ResponseBody::Whole(body) => body.take_if(|body| body.len() <= max),
+            ResponseBody::Hyper(_) | ResponseBody::Messages(_) | ResponseBody::Begun(_) => None,
+        }
     }
 
     /// Returns true if the body's reader reads the connection itself. Other bodies hand over one

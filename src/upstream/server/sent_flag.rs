@@ -1,8 +1,8 @@
 //! The single decision about each request: a connection sends it, or the call withdraws it first.
 //!
-//! Owned here: that decision, and the counts of the calls that share a connection. A call and its
-//! connection may decide at the same time on two threads. Invariant: no bytes of a withdrawn
-//! request leave. Absent: when a call withdraws its request.
+//! Owned here: that decision, and the number of calls on a connection. A call and its connection
+//! may decide at the same time on two threads. Invariant: no bytes of a withdrawn request leave.
+//! Absent: when a call withdraws its request.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

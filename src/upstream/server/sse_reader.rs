@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use http::Response;
 use http_body_util::BodyExt;
 
@@ -20,7 +20,7 @@ use crate::protocol::stream::Ending;
 /// Size that ends a gather. With the last piece it has less than twice this size.
 const GATHER_MAX: usize = 64 * 1024;
 /// Interval between two pieces of a burst. Within a burst the reader yields once more for the next
-/// piece: hyper hands over one piece at a time through another task, which has to run in between. A
+/// piece. hyper passes one piece at a time through another task, which has to run in between. A
 /// lone event is not delayed.
 const BURST: Duration = Duration::from_micros(200);
 
@@ -182,11 +182,15 @@ impl EventReader {
         gathered
     }
 
-    /// Waits for events, and returns all that are ready. Returns `None` at the end of the response.
-    /// Dropping the future may lose events.
-    pub(in crate::upstream) async fn batch(&mut self) -> Option<GatherResult> {
+    /// Waits for events, and returns all that are ready. Returns `None` after the end of the
+    /// response, or after an event over the limit. Dropping the future may lose events.
+    pub(in crate::upstream) async fn batch(&mut self) -> Option<Vec<sse::Event>> {
         let first = self.next().await.ok()?;
-        Some(self.gather(first).await)
+        let gathered = self.gather(first).await;
+        if gathered.is_last() {
+            *self = Self::Messages { messages: Messages::of(stream::empty()), limit: 0 };
+        }
+        Some(gathered.events)
     }
 }
 
@@ -202,12 +206,8 @@ pub(in crate::upstream) async fn first_message(
     }
     let mut reader = EventReader::new(response.into_body(), limit);
     loop {
-        let gathered = reader.batch().await?;
-        if let Some(event) = gathered.events.iter().find(|event| is_wanted(&event.data)) {
-            return Some(event.data.clone());
-        }
-        if gathered.is_last() {
-            return None;
+        if let Some(event) = reader.batch().await?.into_iter().find(|event| is_wanted(&event.data)) {
+            return Some(event.data);
         }
     }
 }

@@ -15,7 +15,6 @@
 //!
 //! Absent: sessions, and the calls that end with a channel (`channel/`).
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -353,7 +352,7 @@ enum Posted {
 /// Sends a message, unless the channel ends meanwhile.
 async fn post(http: Arc<HttpServer>, target: Uri, template: Template, end: CancellationToken) -> Posted {
     let response = tokio::select! {
-        response = http.exchange_at(&template, Cow::Borrowed(&target), None) => response,
+        response = http.exchange_at(&template, &target, None) => response,
         () = end.cancelled() => return Posted::Lost { may_have_run: true },
     };
     let response = match response {
@@ -373,7 +372,7 @@ async fn post(http: Arc<HttpServer>, target: Uri, template: Template, end: Cance
         }
         // A client that followed the redirect would send its credentials there.
         status if status.is_redirection() => Posted::Refused(Box::new(refusal(REDIRECTED, template.body()))),
-        _ => Posted::Refused(Box::new(collected(response).await)),
+        _ => Posted::Refused(Box::new(collected(*response).await)),
     }
 }
 

@@ -2,20 +2,16 @@
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::request::Template;
+use crate::protocol::era;
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{RequestId, ServerFacts, code, response};
 use crate::random;
 
-/// Protocol version of `server/discover` if the caller names no version.
-pub(in crate::upstream) const MODERN: &str = "2026-07-28";
 /// Media types that a request of the proxy's own accepts.
 pub(in crate::upstream) const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-pub(in crate::upstream) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
-pub(in crate::upstream) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
 /// Returns a JSON POST with the credentials and the session of a call.
 pub(in crate::upstream) fn post(call: &Template, body: Vec<u8>) -> Template {
@@ -47,11 +43,11 @@ pub(in crate::upstream) fn refusal(id: &RequestId) -> Vec<u8> {
     response::error_with_data(Some(id), code::METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
-/// Returns the messages for a client whose session was revived: a change of each announced list,
-/// and a warning if the server declared `logging`.
-pub(in crate::upstream) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
+/// Returns the messages for a client whose session was revived: these changes of lists, and a
+/// warning if the server declared `logging`.
+pub(in crate::upstream) fn revival_messages(server: &ServerFacts, changed_lists: &[&str]) -> Vec<Vec<u8>> {
     let changed = |method| serde_json::json!({ "jsonrpc": "2.0", "method": method }).to_string().into_bytes();
-    let mut messages: Vec<_> = server.list_changes().map(changed).collect();
+    let mut messages: Vec<_> = changed_lists.iter().map(changed).collect();
     if server.has_logging() {
         messages.push(warning("the server was restarted: all that it kept for this session is gone"));
     }
@@ -81,20 +77,12 @@ pub(in crate::upstream) fn discover_request_as(
     client: Option<Value>,
     capabilities: Option<Value>,
 ) -> Template {
-    let client = client.unwrap_or_else(|| json!({ "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") }));
-    let version = version.unwrap_or_else(|| MODERN.to_owned());
-    let method = "server/discover";
-    let meta = json!({
-        VERSION: version,
-        CLIENT_INFO: client,
-        CAPABILITIES: capabilities.unwrap_or_else(|| json!({})),
-    });
-    let id = own_id();
-    let discover = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } });
-    let version = HeaderValue::from_str(&version).unwrap_or(HeaderValue::from_static(MODERN));
-    post(call, discover.to_string().into_bytes())
+    let version = version.as_deref().unwrap_or(era::REVISION);
+    let discover = era::discover(own_id().into(), version, client, capabilities);
+    let version = HeaderValue::from_str(version).unwrap_or(HeaderValue::from_static(era::REVISION));
+    post(call, discover.into_bytes())
         .with(names::MCP_PROTOCOL_VERSION, version)
-        .with(names::MCP_METHOD, HeaderValue::from_static(method))
+        .with(names::MCP_METHOD, HeaderValue::from_static("server/discover"))
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ async def test_hosts_see_what_the_script_says(tried):
     await tasks.begin(port, "build", seconds=3600)
 
     def unasked():
-        with urllib.request.urlopen(f"{page}/streams", timeout=5) as answer:
+        with urllib.request.urlopen(f"{page}/streams", timeout=stack.START_LIMIT) as answer:
             streams = json.load(answer)["streams"]
         states = [stream["task"]["status"] for stream in streams if stream["task"] and stream["attachedOrDetachedSecs"] > 3]
         return states.count("working") == 1

@@ -24,7 +24,7 @@ class BalancerProcess(Replica):
 
     def known(self):
         """The condition of each sidecar as the balancer reports it, by port."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/replicas", timeout=5) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/replicas", timeout=START_LIMIT) as page:
             return {int(known["address"].rsplit(":", 1)[1]): known["condition"] for known in json.load(page)}
 
     async def knows(self, port, condition):

@@ -28,7 +28,7 @@ class Cut:
     came; "head": after the response's head alone; "event": after `n` events with data (0: before the first); "final": in the
     middle of the event that carries the response. `how`: "rst" or "fin". `on`: the exchange to cut, a tool call ("call"), a poll
     of a task ("poll") or the session's standalone stream ("standalone"). `resumes`: cut resumed requests as well. `away`:
-    seconds without new connections after a cut.
+    seconds without new connections after a cut. `primed`: a silence counts from the first id without data, not from the request.
     """
 
     at: str
@@ -39,6 +39,7 @@ class Cut:
     resumes: bool = False
     away: float = 0.0
     hold: bool = False
+    primed: bool = False
 
 
 @dataclass
@@ -309,7 +310,7 @@ class Relay:
     async def _response(self, exchange, raw, connection, writer):
         if self._due(exchange, "request"):
             await self._sever(exchange)
-        patience = self.cut.n / 1000 if self._due(exchange, "silence") else None
+        patience = self.cut.n / 1000 if self._due(exchange, "silence") and not self.cut.primed else None
         try:
             async with asyncio.timeout(patience) as silence:
                 return await self._answer(exchange, raw, connection, writer, silence)
@@ -353,10 +354,12 @@ class Relay:
                     silence.reschedule(None)
                     await self._event(exchange, headers, event, block, writer)
                     continue
-                if event is not None:
-                    exchange.primes.append(event.id)
                 writer.write(chunked(headers, block))
                 await writer.drain()
+                if event is not None:
+                    exchange.primes.append(event.id)
+                    if self.cut and self.cut.primed and len(exchange.primes) == 1 and self._due(exchange, "silence"):
+                        silence.reschedule(asyncio.get_running_loop().time() + self.cut.n / 1000)
         if pending:
             writer.write(chunked(headers, pending))
 

@@ -21,7 +21,7 @@ from harness import preloaded
 
 ROOT = Path(__file__).resolve().parent.parent
 # Time for programs to start, and for what a test waits for: many run at once, and the machine may have other work.
-START_LIMIT = 60.0
+START_LIMIT = 120.0
 # Time after a request to end, after which a program is killed. Some never end while a client is connected.
 STOP_LIMIT = 2.0
 # Below the ports that systems give to outgoing connections, which could take that of a program that is away.
@@ -203,7 +203,18 @@ STRICT = ("node", "clients/typescript-strict.mjs")
 STRICT_CLIENTS = {
     "typescript-1.23-strict": ClientKind(("env", "SDK=@modelcontextprotocol/sdk-1-23", *STRICT)),
     "typescript-v1-strict": ClientKind(STRICT),
+    "python-1.9-strict": ClientKind((python("mcp1-9"), "clients/python_strict.py")),
+    "python-1.22-strict": ClientKind((python("mcp1-22"), "clients/python_strict.py")),
+    "python-mcp1-strict": ClientKind((python("mcp1"), "clients/python_strict.py")),
+    "python-mcp2-strict": ClientKind((python("mcp2"), "clients/python_strict.py")),
+    # Imitated: their SDKs are not installed here.
+    "go-sdk-1.1": ClientKind((python("driver"), "clients/go_reader.py", "go-sdk-1.1")),
+    "go-sdk-1.3": ClientKind((python("driver"), "clients/go_reader.py", "go-sdk-1.3")),
+    "go-scanner": ClientKind((python("driver"), "clients/go_reader.py", "scanner")),
 }
+
+# Clients that never resume a POST.
+UNRESUMING_CLIENTS = {"ai-sdk": ClientKind(("node", "clients/ai-sdk.mjs"))}
 
 # Sockets of the Python clients that `start_preloaded` has started, by name.
 PRELOADED = {}
@@ -303,7 +314,7 @@ def server_kind(name):
 
 
 def client_kind(name):
-    others = TASK_CLIENTS | LEGACY_TASK_CLIENTS | STRICT_CLIENTS
+    others = TASK_CLIENTS | LEGACY_TASK_CLIENTS | STRICT_CLIENTS | UNRESUMING_CLIENTS
     return CLIENTS.get(name) or others[name]
 
 
@@ -446,19 +457,19 @@ def start_redis(folder, port=0):
 
 def open_gate(port, gate):
     """Opens a gate at the server at `port`: the runs of `until_open` that wait for it end."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/open?gate={gate}", timeout=5):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/open?gate={gate}", timeout=START_LIMIT):
         pass
 
 
 def counters(port, key):
     """The runs of `key` as the server at `port` counted them."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/counters?key={key}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/counters?key={key}", timeout=START_LIMIT) as answer:
         return json.load(answer)
 
 
 def metric(port, series):
     """One number of the admin listener's metrics page, such as `resumes_total{dialect="last_event_id",outcome="lost"}`."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=START_LIMIT) as page:
         for line in page.read().decode().splitlines():
             if line.startswith(f"mcp_resume_{series} "):
                 return float(line.rsplit(" ", 1)[1])

@@ -614,3 +614,38 @@ async fn a_caller_with_credentials_answers_cancels_and_ends_in_its_session() {
     assert_eq!(gone.response().await.status, 404);
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_response_that_only_lenient_parsers_read_is_translated() {
+    let lenient =
+        |id: &Value| format!("\u{feff}{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"content\":[],\"x\":[NaN,1]}}}}");
+    let (mut upstream, proxy) = stage().await;
+    let session = opened(&mut upstream, &proxy).await;
+    let pending = session.call(1).start(proxy.addr).await;
+    let called = upstream.expect("tools/call").await;
+    let id = called.json_body()["id"].clone();
+    called.json(200, lenient(&id)).await;
+    let whole = pending.response().await.json().await;
+    let pending = session.call(2).start(proxy.addr).await;
+    let called = upstream.expect("tools/call").await;
+    let id = called.json_body()["id"].clone();
+    called.sse().await.finish(lenient(&id)).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    for (message, id) in [(whole, 1), (response.event().await.json(), 2)] {
+        assert_eq!((&message["id"], &message["result"]["x"]), (&json!(id), &json!([null, 1])));
+    }
+}
+
+#[tokio::test]
+async fn an_error_of_the_client_beside_a_result_that_is_null_is_an_error() {
+    let (mut upstream, proxy) = stage().await;
+    let session = opened(&mut upstream, &proxy).await;
+    let pending = session.call(1).start(proxy.addr).await;
+    let (mut response, question) = asked(&mut upstream, pending).await;
+    let refused = json!({"jsonrpc": "2.0", "id": question["id"], "result": null, "error": {"code": -1, "message": "no form here"}});
+    assert_eq!(session.post(&refused).send(proxy.addr).await.status, 202);
+    let ended = response.event().await.json();
+    assert_eq!((&ended["id"], &ended["result"]["isError"]), (&json!(1), &json!(true)), "{ended}");
+    assert!(ended.to_string().contains("no form here"), "{ended}");
+}

@@ -1,6 +1,7 @@
 //! 2026-07-28 in front of a server that speaks the revisions with sessions alone.
 
 mod auto;
+mod bodies;
 mod callers;
 mod legacy_clients;
 mod legacy_sessions;

@@ -346,3 +346,27 @@ async fn the_end_of_the_process_ends_what_is_at_the_server() {
     };
     tokio::join!(within("the end of the proxy", stopping), ends);
 }
+
+#[tokio::test]
+async fn a_response_that_only_lenient_parsers_read_is_translated() {
+    let lenient = |id: &Value| {
+        let result = r#"{"content":[],"structuredContent":{"x":NaN,"y":-Infinity}}"#;
+        format!("\u{feff}{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{result},\"error\":null}}")
+    };
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.finish(lenient(&sent["id"])).await;
+    let as_event = response.event().await.json();
+    let pending = call(6, json!({})).start(proxy.addr).await;
+    let called = upstream.expect("tools/call").await;
+    let id = called.json_body()["id"].clone();
+    called.json(200, lenient(&id)).await;
+    let whole = pending.response().await.json().await;
+    for (message, id) in [(as_event, 5), (whole, 6)] {
+        assert_eq!(
+            (&message["id"], &message["result"]["structuredContent"]),
+            (&json!(id), &json!({"x": null, "y": null}))
+        );
+    }
+}

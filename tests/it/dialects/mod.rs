@@ -45,6 +45,6 @@ pub(crate) fn ask(id: Value, method: &str, params: Value) -> String {
 pub(crate) fn refused(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": {
         "code": -32602, "message": "the resume token opens nothing here",
-        "data": { "fault": "client", "mayHaveRun": false },
+        "data": { "error": "token_refused", "fault": "client", "mayHaveRun": false },
     } })
 }

@@ -43,3 +43,14 @@ pub(super) async fn a_line_that_is_no_message(skipped: &Meter) {
     server.say("listening on stdio").await;
     until("the line is counted", async || skipped.of(&proxy, "reason=not_json_rpc").await == 1.0).await;
 }
+
+pub(super) async fn a_response_under_another_spelling_of_its_id(repaired: &Meter) {
+    let (servers, proxy) = observed_on_stdio().await;
+    let (mut server, session) = servers.open(&proxy).await;
+    assert_eq!(repaired.of(&proxy, "kind=response_id").await, 0.0);
+    let pending = session.post(call(7)).start(proxy.addr).await;
+    server.message().await;
+    server.say(r#"{"jsonrpc":"2.0","id":"7","result":{}}"#).await;
+    assert_eq!(pending.response().await.sse().event().await.json()["id"], 7);
+    assert_eq!(repaired.of(&proxy, "kind=response_id").await, 1.0);
+}

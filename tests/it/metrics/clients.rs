@@ -4,6 +4,8 @@ use super::events::four_events;
 use super::{Meter, finish, left, observed, observed_with};
 use crate::bounds::sessions::make_up;
 use crate::support::*;
+use mcp_resume::config::Config;
+use mcp_resume::protocol::client_names::ClientNames;
 use std::time::Duration;
 
 pub(super) async fn a_connection(connections: &Meter) {
@@ -112,6 +114,22 @@ pub(super) async fn clients_that_leave_with_an_id_and_without(disconnects: &Mete
     client.reset();
     settle(&proxy, &mut upstream).await;
     assert_eq!(disconnects.of(&proxy, "can_resume=no").await, 1.0);
+}
+
+pub(super) async fn a_client_that_does_not_resume(by_get: &Meter) {
+    let named = |config: &mut Config| config.delivery.by_get = ClientNames::of(&["raw"]);
+    let (mut upstream, proxy, session) = observed_with(named).await;
+    let pending = session.get().start(proxy.addr).await;
+    let _sse = upstream.expect("GET").await.sse().await;
+    let mut get = pending.response().await.sse();
+    get.prime().await;
+    let (sse, _) = left(&proxy, &mut upstream, &session).await;
+    sse.finish(result(1)).await;
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(by_get.read(&proxy).await, 0.0);
+    pass(Duration::from_secs(3)).await;
+    get.event().await;
+    assert_eq!(by_get.read(&proxy).await, 1.0);
 }
 
 pub(super) async fn a_resume_behind_too_many(delayed: &Meter) {

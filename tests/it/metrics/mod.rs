@@ -94,6 +94,7 @@ every_metric! {
     "unprotected_requests_total" is moved by mcp_on_another_path;
     "retries_total" is moved by a_post_sent_again;
     "takeovers_total" is moved by a_newer_connection;
+    "by_get_messages_total" is moved by a_client_that_does_not_resume;
     "gaps_total" is moved by a_reader_that_comes_too_late;
     "commits_total" is moved by an_upstream_that_is_slow_to_begin;
     "disconnects_total" is moved by clients_that_leave_with_an_id_and_without;
@@ -125,6 +126,7 @@ every_metric! {
     "channel_starts_total" is moved by the_start_of_a_server_on_stdio;
     "channel_ends_total" is moved by the_end_of_a_session_on_stdio;
     "channel_messages_skipped_total" is moved by a_line_that_is_no_message;
+    "repaired_messages_total" is moved by a_response_under_another_spelling_of_its_id;
     "store_ready" is moved by a_store_that_is_gone_and_comes_back;
     "store_append_seconds" is moved by an_event_that_the_store_takes;
     "store_failures_total" is moved by an_event_that_the_store_cannot_take;

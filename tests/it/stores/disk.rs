@@ -10,6 +10,7 @@ use super::*;
 use crate::beats::beat;
 use crate::dialects::{ask, open, refused};
 use crate::process::owner;
+use crate::retry::runs_anew;
 
 /// A directory that is there for one test.
 pub(crate) struct Dir(pub(crate) PathBuf);
@@ -26,7 +27,12 @@ impl Dir {
     }
 
     pub(crate) async fn open(&self, upstream: &Upstream) -> Proxy {
+        self.open_with(upstream, &[]).await
+    }
+
+    async fn open_with(&self, upstream: &Upstream, variables: &[(&str, &str)]) -> Proxy {
         let mut command = command(upstream);
+        command.envs(variables.iter().copied());
         command.args(["--store", &self.store()]).env("MCP_RESUME_REPLICA__DRAIN_TIMEOUT_SECS", "0");
         Proxy::process(command).await
     }
@@ -118,7 +124,7 @@ async fn after_restart(name: &str, kills: bool) {
         let message: Value = serde_json::from_str(&texts[1]).expect("JSON");
         assert_fault(&message, 2, ABANDONED, "proxy");
         let told = if kills { OWNER_DIED } else { "the proxy is shutting down" };
-        assert_eq!(message["error"]["message"], told);
+        assert_eq!(message["error"]["message"], after_a_run(told));
         assert_eq!(message["error"]["data"]["mayHaveRun"], true);
     }
     let said = async |request: Request| request.send(proxy.addr).await.json().await["result"]["status"].clone();
@@ -163,6 +169,80 @@ async fn after_a_crash_everything_is_there_and_what_ran_has_ended_with_an_error(
     after_restart("killed", true).await;
 }
 
+#[tokio::test]
+async fn the_same_post_after_a_crash_gets_the_error_once_and_runs_nothing() {
+    let dir = Dir::new("same-post");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let request = session.post(call(1));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(progress(1)).await;
+    response.event().await;
+    proxy.kill().await;
+    sse.closed().await;
+
+    let proxy = dir.open(&upstream).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call(2)), "another ID").await;
+    runs_anew(&proxy, &mut upstream, &request.clone().with("Authorization", "Bearer other"), "another caller").await;
+    let mut response = request.send(proxy.addr).await.sse();
+    let texts = rest(&mut response).await;
+    assert_eq!(texts[0], progress(1));
+    let message: Value = serde_json::from_str(&texts[1]).expect("JSON");
+    assert_fault(&message, 1, ABANDONED, "proxy");
+    assert_eq!(message["error"]["message"], after_a_run(OWNER_DIED));
+    assert_eq!((texts.len(), message["error"]["data"]["error"].as_str()), (2, Some("owner_died")));
+    assert!(upstream.is_quiet());
+
+    // Its client has the error.
+    let mut client = response.into_client();
+    client.send(&request.bytes(proxy.addr)).await;
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(client.response().await.body().await, result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn after_a_crash_the_error_goes_by_get_to_a_client_that_resumes_no_post() {
+    let named = [("MCP_RESUME_DELIVERY__BY_GET", "raw"), ("MCP_RESUME_DELIVERY__RETRY_MS", "100")];
+    for (name, variables, goes_by_get) in [("by-get", &named[..], true), ("no-get", &named[1..], false)] {
+        let dir = Dir::new(name);
+        let mut upstream = Upstream::start().await;
+        let proxy = dir.open_with(&upstream, variables).await;
+        let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+        let place = EventId::of(response.prime().await.id());
+        proxy.kill().await;
+        sse.closed().await;
+
+        let proxy = dir.open_with(&upstream, variables).await;
+        let pending = session.get().start(proxy.addr).await;
+        let _server = upstream.expect("GET").await.sse().await;
+        let mut get = pending.response().await.sse();
+        get.prime().await;
+        let mut reading = if goes_by_get { get } else { session.resume(&place.at(0)).send(proxy.addr).await.sse() };
+        let message = reading.event().await.json();
+        assert_fault(&message, 1, ABANDONED, "proxy");
+        assert_eq!(message["error"]["data"]["error"], "owner_died");
+    }
+}
+
+#[tokio::test]
+async fn the_same_post_after_a_crash_runs_where_ids_are_free() {
+    let dir = Dir::new("same-post-free");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call_tool(1, "other")), "before").await;
+    let request = session.post(call(1));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(progress(1)).await;
+    response.event().await;
+    proxy.kill().await;
+    sse.closed().await;
+    let proxy = dir.open(&upstream).await;
+    runs_anew(&proxy, &mut upstream, &request, "free IDs").await;
+}
+
 /// The record of the call has its tokens, but no connection to the server has the call any more.
 #[tokio::test]
 async fn a_call_that_ended_with_its_process_gets_no_progress_of_the_proxy() {
@@ -182,7 +262,7 @@ async fn a_call_that_ended_with_its_process_gets_no_progress_of_the_proxy() {
     let proxy = open(&upstream).await;
     let (events, end) = session.resume(&place.at(0)).send(proxy.addr).await.sse().events().await;
     assert_eq!((events.len(), end), (1, End::Complete), "{events:?}");
-    assert_eq!(events[0].json()["error"]["message"], OWNER_DIED);
+    assert_eq!(events[0].json()["error"]["message"], after_a_run(OWNER_DIED));
 }
 
 #[tokio::test]

@@ -132,7 +132,7 @@ async fn a_call_that_outlasts_the_drain_ends_with_an_error_that_is_read_elsewher
     let draining = |texts: &[String]| {
         let message: Value = serde_json::from_str(&texts[0]).expect("JSON");
         assert_fault(&message, 1, ABANDONED, "proxy");
-        assert_eq!(message["error"]["message"], "the proxy is shutting down");
+        assert_eq!(message["error"]["message"], after_a_run("the proxy is shutting down"));
         assert_eq!((texts.len(), &message["error"]["data"]["mayHaveRun"]), (1, &true.into()));
     };
     draining(&rest(&mut back).await);

@@ -134,7 +134,7 @@ async fn rest(response: &mut Response) -> Vec<String> {
 fn assert_owner_died(text: &str, id: impl Into<Value>) {
     let message: Value = serde_json::from_str(text).expect("a message");
     assert_fault(&message, id, ABANDONED, "proxy");
-    assert_eq!(message["error"]["message"], OWNER_DIED);
+    assert_eq!(message["error"]["message"], after_a_run(OWNER_DIED));
     assert_eq!(message["error"]["data"]["mayHaveRun"], true);
 }
 

@@ -188,25 +188,38 @@ async fn scripts_of_calls(
     redis.calls_of("evalsha") - before
 }
 
+/// Returns the least of some rounds of [`scripts_of_calls`], and stops at one below `enough`.
+async fn fewest_scripts(
+    redis: &Redis,
+    one: &mut Replica,
+    session: &Session,
+    first: u64,
+    enough: u64,
+    respond: impl AsyncFn(Call, u64),
+) -> u64 {
+    let mut fewest = u64::MAX;
+    for round in 0..5 {
+        fewest = fewest.min(scripts_of_calls(redis, one, session, first + 1000 * round, &respond).await);
+        if fewest < enough {
+            break;
+        }
+    }
+    fewest
+}
+
 /// A lease may be renewed meanwhile, and some calls may take long on a busy machine: the limits
 /// leave room for that, and the least of some rounds counts.
 #[tokio::test]
 async fn calls_without_a_key_cost_the_store_little() {
     let (redis, mut one, _two, session) = pair().await;
-    let scripts =
-        scripts_of_calls(&redis, &mut one, &session, 1, async |call, id| call.json(200, result(id)).await).await;
+    let plain = async |call: Call, id| call.json(200, result(id)).await;
+    let scripts = fewest_scripts(&redis, &mut one, &session, 1, 20, plain).await;
     assert!(scripts < 20, "{scripts} scripts for 100 calls that are answered with JSON");
     let whole = async |call: Call, id| {
         let event = format!("data: {}\n\n", result(id));
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length:";
         call.whole(format!("{head} {}\r\n\r\n{event}", event.len())).await;
     };
-    let mut scripts = u64::MAX;
-    for round in 1..=5 {
-        scripts = scripts.min(scripts_of_calls(&redis, &mut one, &session, 1000 * round + 1, whole).await);
-        if scripts < 250 {
-            break;
-        }
-    }
+    let scripts = fewest_scripts(&redis, &mut one, &session, 10_001, 250, whole).await;
     assert!((100..250).contains(&scripts), "{scripts} scripts for 100 calls that are answered with one event");
 }

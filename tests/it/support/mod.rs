@@ -63,6 +63,25 @@ pub(crate) async fn setup_with(change: impl FnOnce(&mut mcp_resume::config::Conf
     (upstream, proxy, session)
 }
 
+/// Form of a server's response.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Form {
+    Json,
+    Events,
+}
+
+pub(crate) const FORMS: [Form; 2] = [Form::Json, Form::Events];
+
+impl Form {
+    /// Answers a call with one message.
+    pub(crate) async fn answer(self, call: Call, message: String) {
+        match self {
+            Form::Json => call.json(200, message).await,
+            Form::Events => call.sse().await.finish(message).await,
+        }
+    }
+}
+
 /// POSTs `body`; the upstream begins an SSE answer.
 pub(crate) async fn begin(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, Response) {
     let pending = request.start(proxy.addr).await;

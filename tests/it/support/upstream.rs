@@ -79,7 +79,8 @@ impl Upstream {
         self.calls.is_empty()
     }
 
-    /// Refuses new connections and closes idle ones; running calls live on.
+    /// Refuses new connections, and closes idle ones until the proxy has closed them too. Running
+    /// calls live on.
     pub(crate) async fn refuse(&mut self) {
         if let Some(accepting) = self.accepting.take() {
             accepting.abort();
@@ -172,6 +173,8 @@ async fn converse(
             _ = refusals.changed() => {
                 if !conn.busy.load(Ordering::SeqCst) {
                     conn.write.lock().await.take();
+                    // Until then the proxy may still send a request on it.
+                    let _ = tokio::io::copy(&mut read, &mut tokio::io::sink()).await;
                     break;
                 }
             }

@@ -27,7 +27,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Error, Listeners};
-use crate::{clock, random};
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
 
 /// Deadline of a response from the other process.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,8 +49,7 @@ const BUSY: &[u8] = b"busy\n\n";
 const READY: &[u8] = b"ready\n\n";
 const GO: &[u8] = b"go\n\n";
 
-/// The process whose listeners were taken, and which still serves. It continues if this value is
-/// dropped.
+/// The previous owner of the listeners. It still serves. It continues if this value is dropped.
 #[derive(Debug)]
 pub struct Predecessor(StdUnixStream);
 
@@ -126,7 +126,7 @@ impl Offer {
     }
 }
 
-/// Hands over to `next`. Meanwhile, other processes are told that the offer is taken.
+/// Hands over to `next`. Meanwhile, other processes learn that the offer is taken.
 async fn hand_over(socket: &UnixListener, next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
     let mut serving = pin!(serve_next(next, listeners));
     loop {
@@ -151,7 +151,7 @@ async fn serve_next(mut next: UnixStream, listeners: &Listeners) -> Result<(), E
     }
     within(ANSWER_TIMEOUT, next.write_all(GO)).await?;
     // From here on the next process serves, even if it never gets the path. Until it has the path,
-    // others are told that it is taking over.
+    // others learn that it is taking over.
     let _ = within(ANSWER_TIMEOUT, next.read(&mut word)).await;
     Ok(())
 }

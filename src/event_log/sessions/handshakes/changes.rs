@@ -15,7 +15,7 @@ const QUEUE_MAX: usize = 131_072;
 /// Sessions whose records are to be written, each once, the first to change at the front. Empty
 /// unless a store keeps the records.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub struct Changes {
     /// The queue, or `None` without a store.
     queue: Mutex<Option<Queue>>,
     has_changes: Notify,
@@ -33,12 +33,12 @@ pub(super) struct Change(OnceLock<(SessionId, Arc<Changes>)>);
 
 impl Changes {
     /// Begins to queue changes, for a store that keeps the records.
-    pub(super) fn keep(&self) {
+    pub(in crate::event_log) fn keep(&self) {
         sync::lock(&self.queue).get_or_insert_default();
     }
 
-    /// Queues a session, unless it is queued.
-    pub(super) fn push(&self, id: SessionId) {
+    /// Queues a session, unless it is queued. Its record is gone if it has ended or was evicted.
+    pub fn push(&self, id: SessionId) {
         let mut queue = sync::lock(&self.queue);
         let Some(queue) = queue.as_mut() else { return };
         if queue.order.len() < QUEUE_MAX && queue.queued.insert(id.clone()) {
@@ -48,7 +48,7 @@ impl Changes {
     }
 
     /// Takes the first session. A change from now on queues it again.
-    pub(super) fn take(&self) -> Option<SessionId> {
+    pub(in crate::event_log) fn take(&self) -> Option<SessionId> {
         let mut queue = sync::lock(&self.queue);
         let queue = queue.as_mut()?;
         let id = queue.order.pop_front()?;
@@ -56,12 +56,12 @@ impl Changes {
         Some(id)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::event_log) fn is_empty(&self) -> bool {
         sync::lock(&self.queue).as_ref().is_none_or(|queue| queue.order.is_empty())
     }
 
     /// Waits for a session that is queued, and takes the first. To be called by one task.
-    pub(super) async fn next(&self) -> SessionId {
+    pub(in crate::event_log) async fn next(&self) -> SessionId {
         loop {
             if let Some(id) = self.take() {
                 return id;

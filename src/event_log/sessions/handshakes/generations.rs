@@ -3,14 +3,14 @@
 //!
 //! A server numbers its requests from 0 in each session that it opens, and a client's response has
 //! the ID of the request and nothing else. The client's session outlives the server's, so one ID
-//! may name the requests of two generations. Owned here: the names; the IDs of requests that
-//! earlier generations have left without a response; and IDs of the proxy's own,
-//! `mr-<generation>-<number>`, for requests that would have such an ID, and for all requests of an
-//! ended generation. The IDs end with the process: in a session that was restored from a store each
-//! ID counts as left by an earlier generation. Invariants: an ID that an earlier generation has
-//! left without a response names no request of a later one, even after a late response; of each
-//! kind the newest are kept, and a request without a response outlives requests with a response.
-//! Absent: the messages (`protocol/jsonrpc`), and the streams that carry them.
+//! may name the requests of two generations. Owned here: the names, and the IDs of requests that
+//! earlier generations have left without a response. A request that would have such an ID gets an
+//! ID of the proxy's own, `mr-<generation>-<number>`. So do all requests of an ended generation.
+//! The IDs end with the process. In a session that was restored from a store, each ID counts as
+//! left by an earlier generation. Invariants: an ID that an earlier generation has left without a
+//! response names no request of a later one, even after a late response. Of each kind the newest
+//! are kept, and a request without a response outlives requests with a response. Absent: the
+//! messages (`protocol/jsonrpc`), and the streams that carry them.
 
 use std::collections::VecDeque;
 
@@ -26,8 +26,8 @@ use crate::simulation::{self, Bug};
 const OWN: &str = "mcp-resume-";
 /// Limit of the kept names.
 const NAMES_MAX: usize = 8;
-/// Limit of the kept IDs that earlier generations have left, and of the proxy's own IDs for pings
-/// and for requests with a response.
+/// Limit of the kept IDs of earlier generations, and of the proxy's own IDs for pings and for
+/// requests with a response.
 const IDS_MAX: usize = 64;
 /// Limit of the proxy's own IDs that are kept for other requests: a client may still respond to
 /// each of them.
@@ -40,10 +40,9 @@ const ID_COST: usize = 64;
 /// Name of a session at its server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum UpstreamName {
-    /// The name that clients use, without any owner that the proxy has put before it.
+    /// The clients' name, without an owner in front.
     Original,
-    /// A name that only the server uses, or `None` if it gave none when the session was opened
-    /// again.
+    /// A name that only the server uses, or `None` if the server gave none to the revived session.
     Renamed(Option<SessionId>),
 }
 
@@ -80,8 +79,8 @@ pub(super) struct Generations {
     renamed: VecDeque<Renamed>,
     /// Number of requests that were renamed.
     count: u64,
-    /// Generation that was restored from a store, or `None` if all requests came here. It and those
-    /// before it may have left any ID.
+    /// Generation that was restored from a store, or `None` if all requests came here. It and
+    /// earlier ones may have left any ID.
     restored: Option<SessionGeneration>,
 }
 

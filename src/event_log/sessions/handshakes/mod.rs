@@ -2,16 +2,16 @@
 //! after its server has forgotten it.
 //!
 //! Owned here: one record for each session, for all principals that use it, and the two names of a
-//! session that was opened again: clients keep the name that they were given, and the server gets
-//! its own. A new session gets a second name if its first belongs to another client. Invariants: a
-//! record holds at most 16 KiB of parameters, as much of what the server stated, and 256
-//! subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for
-//! each of the most sessions. They may hold secrets, so none is logged. Locks are taken in one
-//! order: an entry of the session table ([`super::Sessions`]), an entry of the records, the state
-//! of a record, the queue of changes. The names at the server are a leaf beside them ([`renamed`]).
-//! Nothing that holds one of these locks calls back into an earlier table: `in_use` of
-//! [`Handshakes::sweep`] is called without any. Absent: the exchange with the server
-//! (`upstream/revival`), and the store of the records (`recovery/handshakes.rs`).
+//! revived session. Clients keep the name that they were given, and the server gets its own. A new
+//! session gets a second name if its first belongs to another client. Invariants: a record holds at
+//! most 16 KiB of parameters, 16 KiB of the server's statements, and 256 subscriptions. A session
+//! beyond that is not opened again. It holds digests of at most 64 pages of lists. All records
+//! together hold 2 KiB for each of the most sessions. They may hold secrets, so none is logged.
+//! Locks are taken in one order: an entry of the session table ([`super::Sessions`]), an entry of
+//! the records, the state of a record, the queue of changes. The names at the server are a leaf
+//! beside them ([`renamed`]). No holder of such a lock calls back into an earlier table: `in_use`
+//! of [`Handshakes::sweep`] is called without a lock. Absent: the exchange with the server
+//! (`upstream/revival`), and the store of the records (`replicas/homes.rs`).
 
 mod changes;
 mod generations;
@@ -26,7 +26,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dashmap::DashMap;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use changes::Changes;
 pub use generations::UpstreamName;
@@ -36,12 +35,10 @@ use renamed::Renamed;
 pub(in crate::event_log) use stored::StoredHandshake;
 
 use crate::clock;
-use crate::eviction::evict_if_full;
+use crate::eviction::evict_own_if_full;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
 
-/// Changes that are written at a time.
-const WRITES_MAX: u32 = 16;
 /// Bytes that all records may hold, for each of the most sessions.
 const BYTES_EACH: usize = 2048;
 /// Age of a record in the store, as a part of its lifetime, at its renewal by a use of its session.
@@ -54,13 +51,8 @@ pub struct Handshakes {
     renamed: Renamed,
     /// True once a session has had a second name. Before that no request looks for its names.
     has_renamed: AtomicBool,
-    /// True once the log has warned of names that the servers of several replicas give.
-    has_warned_of_names: AtomicBool,
     all_bytes: Arc<AllBytes>,
-    /// Records whose changes are to be written to the store.
     changes: Arc<Changes>,
-    /// A permit for each change that may be written at a time.
-    writes: Arc<Semaphore>,
     most: usize,
 }
 
@@ -72,48 +64,14 @@ impl Handshakes {
             by_session: DashMap::new(),
             renamed: Renamed::default(),
             has_renamed: AtomicBool::new(false),
-            has_warned_of_names: AtomicBool::new(false),
             changes: Arc::default(),
-            writes: Arc::new(Semaphore::new(WRITES_MAX as usize)),
             most,
         }
     }
 
-    /// Begins to note the changes of records, for a store that keeps them.
-    pub(in crate::event_log) fn keep_changes(&self) {
-        self.changes.keep();
-    }
-
-    /// Waits for a change of a record, and returns its session. The record is gone if the session
-    /// has ended or was evicted. To be called by one task.
-    pub(in crate::event_log) async fn next_change(&self) -> SessionId {
-        self.changes.next().await
-    }
-
-    /// Returns the session of a change that is not written yet, if there is one.
-    pub(in crate::event_log) fn take_change(&self) -> Option<SessionId> {
-        self.changes.take()
-    }
-
-    /// Returns true if a change is not written and is not being written.
-    pub(in crate::event_log) fn has_change(&self) -> bool {
-        !self.changes.is_empty()
-    }
-
-    /// Waits until one more change may be written at a time. Its write lasts until the permit is
-    /// dropped.
-    pub(in crate::event_log) async fn begin_write(&self) -> Option<OwnedSemaphorePermit> {
-        self.writes.clone().acquire_owned().await.ok()
-    }
-
-    /// Waits until no change is being written.
-    pub(in crate::event_log) async fn writes_ended(&self) {
-        drop(self.writes.acquire_many(WRITES_MAX).await);
-    }
-
-    /// Notes that the store has not taken the last change of a record.
-    pub fn change_again(&self, id: SessionId) {
-        self.changes.push(id);
+    /// Returns the records whose changes are to be written to the store.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Notes that the store may have lost all records.
@@ -121,16 +79,6 @@ impl Handshakes {
         for handshake in &self.by_session {
             handshake.change.note();
         }
-    }
-
-    /// Returns whether the log has warned of names that the servers of several replicas give.
-    pub(in crate::event_log) fn has_warned_of_names(&self) -> bool {
-        self.has_warned_of_names.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether the log is to warn of such names now, which is once.
-    pub(in crate::event_log) fn begin_warning_of_names(&self) -> bool {
-        !self.has_warned_of_names.swap(true, Ordering::Relaxed)
     }
 
     /// Keeps the record of a session. Beyond the limits of number and bytes the least recently used
@@ -143,7 +91,7 @@ impl Handshakes {
         }
     }
 
-    /// Keeps a record that a store has had, unless there is one, and returns the present one.
+    /// Keeps a record from the store, unless the session has one. Returns the session's record.
     pub(in crate::event_log) fn restore(&self, id: &SessionId, restored: Arc<Handshake>) -> Arc<Handshake> {
         self.make_room(&restored);
         restored.change.note_session(id, &self.changes);
@@ -157,17 +105,19 @@ impl Handshakes {
         present
     }
 
-    /// Counts the bytes of a record, and evicts others that have no room.
+    /// Counts the bytes of a record, and evicts others without room.
     fn make_room(&self, handshake: &Handshake) {
         handshake.bytes.count_in(&self.all_bytes);
         let most = if self.all_bytes.are_full() { self.by_session.len().max(1) } else { self.most };
         let now = clock::now();
-        // Without its record a session that was opened again is lost, so it goes last.
+        // Without its record a revived session is lost, so it goes last.
         let used = |handshake: &Arc<Handshake>| {
             let state = handshake.lock();
             if state.name == UpstreamName::Original { state.used } else { now }
         };
-        evict_if_full(&self.by_session, most, used, |id| self.changes.push(id.clone()));
+        let opener = handshake.opener();
+        let is_own = |other: &Arc<Handshake>| other.opener() == opener;
+        evict_own_if_full(&self.by_session, most, is_own, used, |id| self.changes.push(id.clone()));
     }
 
     /// Keeps the record of a session whose clients know it as `id`, a name of the proxy's own, and
@@ -218,7 +168,7 @@ impl Handshakes {
 
     /// Forgets records that were not used for their time, except for the sessions that `in_use`
     /// returns, and names of sessions without a record. `in_use` is called under no lock of the
-    /// records: it may use the session table, and records are used under an entry of that.
+    /// records. It may use the session table, and records are used under an entry of the table.
     pub(super) fn sweep(&self, now: Instant, in_use: impl FnOnce() -> HashSet<SessionId>) {
         let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
         if self.by_session.iter().any(|entry| is_due(entry.value())) {
@@ -238,7 +188,7 @@ impl Handshakes {
         }
     }
 
-    /// Notes the name that the server has given to a session that is being opened again.
+    /// Notes the server's name for a session that is being opened again.
     pub fn note_opening(&self, handshake: &Handshake, name: Option<SessionId>) {
         handshake.note_opening(name);
         self.has_renamed.store(true, Ordering::Relaxed);
@@ -247,7 +197,7 @@ impl Handshakes {
     /// Returns the name of a session at the server in one of its generations: `Some(None)` if it
     /// has none. Returns `None` if the name is no longer known, and if the server has given it to
     /// another session since. `original` is the server's first name for the session, and `visible`
-    /// returns the name that a client would have got for one.
+    /// returns the name that a client would have got for a server's name.
     pub fn name_in(
         &self,
         id: &SessionId,
@@ -300,7 +250,7 @@ impl Handshakes {
     }
 
     /// Notes that the server has given `name`, visible to a client as `visible`, to the session
-    /// `keeper` or to a new one. A session that had it before is gone at the server: it gets a name
+    /// `keeper` or to a new one. A session that had it before is gone at the server. It gets a name
     /// that no server has, and is refused and opened again in its turn.
     pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>) {
         let renamed = self.renamed.take_from_other(name, keeper).and_then(|holder| self.find(&holder));
@@ -329,8 +279,7 @@ impl Handshakes {
         handshake.map_or(UpstreamName::Original, |handshake| handshake.name())
     }
 
-    /// Returns the name that clients use for a session that was opened again as `name`, or `None`
-    /// for any other.
+    /// Returns the clients' name of a revived session as `name`, or `None` for another name.
     pub fn client_name(&self, name: &SessionId) -> Option<SessionId> {
         if !self.has_renamed() {
             return None;
@@ -344,7 +293,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event_log::identity::principal::Principal;
+    use crate::identity::Principal;
     use crate::protocol::headers::ProtocolVersion;
     use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
 

@@ -1,8 +1,8 @@
 //! Record of the handshake that opened a session.
 //!
-//! Owned here: all that a later handshake repeats or compares, the state that the client has set in
-//! the session, the session's name at its server, and the attempts to open it again. Absent: the
-//! other records, and the limit of their bytes together ([`super`]).
+//! Owned here: the data that a later handshake repeats or compares, the state that the client has
+//! set in the session, the session's name at its server, and the attempts to open it again. Absent:
+//! the other records, and the limit of their bytes together ([`super`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,11 +17,12 @@ use super::generations::{Generations, UpstreamName};
 use super::held_bytes::HeldBytes;
 use super::stored::StoredHandshake;
 use crate::clock;
-use crate::event_log::identity::principal::Principal;
-use crate::event_log::sessions::home::HomeTerm;
+use crate::event_log::backing::HomeTerm;
+use crate::identity::Principal;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::ids::{Owner, SessionGeneration};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, ServerFacts};
+use crate::protocol::lists::{Page, PageDigest, ReadLists};
 use crate::sync;
 
 /// Limit of the subscriptions of a session. Beyond it the session is not opened again.
@@ -102,8 +103,12 @@ pub(super) struct State {
     /// Number of attempts that have ended, and the end of the last one.
     ended: usize,
     last_end: AttemptEnd,
-    /// True once the server has answered a request in the session.
+    /// True once the server has responded to a request in the session.
     was_answered: bool,
+    /// Pages of lists that the client has read.
+    read_lists: ReadLists,
+    /// Notifications of the lists that differed when the session was opened again.
+    changed_lists: Vec<&'static str>,
     /// Status of the server's refusal of the standalone stream, while the session lived, or `None`.
     pub(super) refused_get: Option<u16>,
     pub(super) is_over: bool,
@@ -130,6 +135,8 @@ impl State {
             ended: 0,
             last_end: AttemptEnd::Other,
             was_answered: false,
+            read_lists: ReadLists::default(),
+            changed_lists: Vec::new(),
             refused_get: None,
             is_over: false,
             used: now,
@@ -159,7 +166,8 @@ impl Handshake {
     ) -> Arc<Self> {
         let bytes = HeldBytes::default();
         let of_subscriptions: usize = state.subscriptions.iter().map(|uri| uri.len() + SUBSCRIPTION_COST).sum();
-        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len() + of_subscriptions);
+        let of_lists = state.read_lists.byte_len();
+        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len() + of_subscriptions + of_lists);
         Arc::new(Self {
             params,
             version,
@@ -186,6 +194,7 @@ impl Handshake {
             log_level: stored.log_level,
             subscriptions: stored.subscriptions.into_iter().collect(),
             was_answered: stored.was_answered,
+            read_lists: stored.read_lists,
             ..State::new(stored.principals)
         };
         Self::with(params, version, server, keep, state)
@@ -209,6 +218,7 @@ impl Handshake {
             log_level: state.log_level.clone(),
             subscriptions: state.subscriptions.iter().cloned().collect(),
             was_answered: state.was_answered,
+            read_lists: state.read_lists.clone(),
             keep: self.keep,
         }
     }
@@ -226,7 +236,7 @@ impl Handshake {
         state.was_written
     }
 
-    /// Notes that the store has the record, with this replica as the home of the session. That
+    /// Notes that the store has the record, with this replica as the home of the session. The note
     /// counts in `term`.
     pub(in crate::event_log) fn note_written(&self, term: Option<HomeTerm>) {
         let mut state = self.lock();
@@ -309,7 +319,7 @@ impl Handshake {
         self.change.note();
     }
 
-    /// Notes that the server has answered a request in the session.
+    /// Notes that the server has responded to a request in the session.
     pub fn note_answered(&self) {
         let mut state = self.lock();
         if !state.was_answered {
@@ -318,7 +328,40 @@ impl Handshake {
         }
     }
 
-    /// Returns whether the server has ever answered a request in the session.
+    /// Notes that the client has read a page of a list. `None` stands for a page that cannot be
+    /// compared. Where all records hold too much, no list of the session can be compared.
+    pub fn note_list_page(&self, page: &Page, digest: Option<PageDigest>) {
+        let mut state = self.lock();
+        let before = state.read_lists.clone();
+        state.read_lists.note(page, digest);
+        if state.read_lists == before {
+            return;
+        }
+        let has_room = self.bytes.add(state.read_lists.byte_len());
+        self.bytes.remove(before.byte_len());
+        if !has_room {
+            self.bytes.remove(state.read_lists.byte_len());
+            state.read_lists.give_up_all();
+        }
+        self.change.note();
+    }
+
+    /// Returns the lists that the client has read.
+    pub fn read_lists(&self) -> ReadLists {
+        self.lock().read_lists.clone()
+    }
+
+    /// Sets the notifications of the lists that differ since the session was opened again.
+    pub fn set_changed_lists(&self, notifications: Vec<&'static str>) {
+        self.lock().changed_lists = notifications;
+    }
+
+    /// Returns the notifications of the lists that differ since the session was last opened again.
+    pub fn changed_lists(&self) -> Vec<&'static str> {
+        self.lock().changed_lists.clone()
+    }
+
+    /// Returns whether the server has ever responded to a request in the session.
     pub fn was_answered(&self) -> bool {
         self.lock().was_answered
     }
@@ -338,6 +381,11 @@ impl Handshake {
     pub fn may_revive(&self, principal: &Principal) -> bool {
         let state = self.lock();
         !state.is_over && state.principals.contains(principal)
+    }
+
+    /// Returns the principal that has opened the session.
+    pub(super) fn opener(&self) -> Option<Principal> {
+        self.lock().principals.first().copied()
     }
 
     /// Returns the principals that may cause the session to be opened again.
@@ -377,13 +425,13 @@ impl Handshake {
         self.lock().opening.is_some()
     }
 
-    /// Returns the name that the server has given in a handshake that is in progress: `Some(None)`
-    /// if it gave none.
+    /// Returns the server's name for the session of a handshake in progress: `Some(None)` if it
+    /// gave no name.
     pub fn opening_name(&self) -> Option<Option<SessionId>> {
         self.lock().opening.clone()
     }
 
-    /// Waits for the turn to open the session again, which one task has at a time.
+    /// Waits for the turn to open the session again. One task has it at a time.
     pub async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
@@ -393,8 +441,8 @@ impl Handshake {
         self.lock().ended
     }
 
-    /// Gives the session a name that no server has, if its present one is `name`. Returns whether
-    /// it was.
+    /// Gives the session a name that no server has, if its present name is `name`. Returns whether
+    /// it was `name`.
     pub(super) fn lose_name(&self, name: &UpstreamName) -> bool {
         let mut state = self.lock();
         let is_lost = state.name == *name;
@@ -412,7 +460,7 @@ impl Handshake {
     }
 
     /// Begins an attempt to open the session again. Returns false beyond three a minute if it
-    /// `is_limited`, and for a session that has ended.
+    /// `is_limited`, and for an ended session.
     pub fn begin_attempt(&self, now: Instant, is_limited: bool) -> bool {
         let mut state = self.lock();
         state.attempts.retain(|begun| now.saturating_duration_since(*begun) < ATTEMPTS_PER);
@@ -441,7 +489,7 @@ impl Handshake {
         state.generations.drop_begun();
     }
 
-    /// Notes the name that the server has given to the session that is being opened.
+    /// Notes the server's name for the session that is being opened.
     pub(super) fn note_opening(&self, name: Option<SessionId>) {
         let mut state = self.lock();
         state.generations.begin(name.clone());
@@ -470,20 +518,20 @@ impl Handshake {
         self.lock().generations.name_in(generation)
     }
 
-    /// Notes the IDs of the server's requests that have no response when a new generation begins,
-    /// before the first request of that one. The newest 64 are kept, each of at most 256 bytes.
+    /// Notes the IDs of the server's pending requests at the beginning of a new generation, before
+    /// its first request. The newest 64 are kept, each of at most 256 bytes.
     pub fn leave_unanswered(&self, ids: impl IntoIterator<Item = RequestId>) {
         self.change_ids(|generations| generations.leave_unanswered(ids));
     }
 
     /// Returns whether a response with this ID is for a request that an earlier generation has left
-    /// unanswered.
+    /// pending.
     pub fn has_left_unanswered(&self, id: &RequestId) -> bool {
         self.lock().generations.have_left_unanswered(id)
     }
 
     /// Gives the server's requests in a message of this generation IDs of the proxy's own where
-    /// theirs would be ambiguous; a cancel names them so as well. Returns `None` if the message
+    /// their IDs would be ambiguous. A cancel names them so as well. Returns `None` if the message
     /// stays as it is.
     pub fn rename_server_requests(&self, generation: SessionGeneration, message: &[u8]) -> Option<Vec<u8>> {
         jsonrpc::rename_ids(message, |message, id| match message {
@@ -502,8 +550,9 @@ impl Handshake {
     }
 
     /// Returns the server's ID of a request whose response is about to be sent, or `None` if
-    /// clients know the request under that ID. From now on the request goes before those without a
-    /// response when IDs are forgotten: the last 64 of the former are kept, and 1024 of the latter.
+    /// clients know the request under that ID. From now on its ID is forgotten before the IDs of
+    /// pending requests. The last 64 IDs of requests with a response are kept, and 1024 of pending
+    /// ones.
     pub fn answer(&self, id: &RequestId) -> Option<RequestId> {
         self.lock().generations.answer(id)
     }

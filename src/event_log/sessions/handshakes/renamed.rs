@@ -1,13 +1,13 @@
-//! Index of the sessions that were opened again, by their names at the server.
+//! Index of the revived sessions, by their names at the server.
 //!
-//! Invariant: its lock is a leaf. No method calls a function of its caller or returns a guard, so
+//! Invariant: its lock is a leaf. No method calls a function of its caller or returns a guard. So
 //! no lock of this index is held while another table or a record is used.
 
 use dashmap::DashMap;
 
 use crate::protocol::headers::SessionId;
 
-/// Clients' names of sessions that were opened again, by their names at the server.
+/// Clients' names of revived sessions, by their names at the server.
 #[derive(Debug, Default)]
 pub(super) struct Renamed(DashMap<SessionId, SessionId>);
 

@@ -2,7 +2,7 @@
 //!
 //! Owned here: the form of the record, which is JSON. A field that a later version adds must have a
 //! default, so that records of older versions can be read. It may hold secrets of the client, so it
-//! is never logged. Absent: the key of the record and its fenced writes (`recovery/handshakes.rs`).
+//! is never logged. Absent: the key of the record and its fenced writes (`replicas/homes.rs`).
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::generations::UpstreamName;
-use crate::event_log::identity::principal::Principal;
+use crate::identity::Principal;
 use crate::protocol::headers::ProtocolVersion;
 use crate::protocol::ids::{Owner, SessionGeneration};
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
+use crate::protocol::lists::ReadLists;
 use crate::random;
 
 /// Record of a handshake in a store.
@@ -39,9 +40,12 @@ pub(in crate::event_log) struct StoredHandshake {
     pub(super) is_initialized: bool,
     pub(super) log_level: Option<Box<str>>,
     pub(super) subscriptions: Vec<Box<str>>,
-    /// True once the server has answered a request in the session.
+    /// True once the server has responded to a request in the session.
     #[serde(default)]
     pub(super) was_answered: bool,
+    /// Pages of lists that the client has read.
+    #[serde(default = "ReadLists::unknown")]
+    pub(super) read_lists: ReadLists,
     /// Lifetime of the record after the last use of its session.
     pub(in crate::event_log) keep: Duration,
 }

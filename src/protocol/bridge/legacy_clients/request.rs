@@ -16,8 +16,8 @@ pub struct Round {
     pub state: Option<Value>,
 }
 
-/// Returns a request as the server gets it: under this ID, with the envelope of its revision, and
-/// with the responses of a round, if any. Returns `None` for a body that is no such request.
+/// Returns a request in the form for the server: under this ID, with the envelope of its revision
+/// and with any responses of a round. Returns `None` for a body that is no such request.
 pub fn translated(
     body: &[u8],
     id: &str,

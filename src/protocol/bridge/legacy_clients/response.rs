@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde_json::{Map, Value, json};
 
 use super::{ClientFacts, tool_list};
-use crate::bridge::{META, SUBSCRIPTION_ID, error_in};
+use crate::bridge::{META, SUBSCRIPTION_ID};
 use crate::jsonrpc::{self, RequestId, code, response};
 
 /// Members of a result that only the later revision has.
@@ -22,7 +22,7 @@ pub fn result_as(
     client: &ClientFacts,
     is_wrapped: bool,
 ) -> Option<Vec<u8>> {
-    if error_in(message).is_some() {
+    if jsonrpc::error_in(message).is_some() {
         return error_of(message, id);
     }
     jsonrpc::member(message, &["result"])?;
@@ -51,7 +51,7 @@ pub fn result_as(
 /// Returns an error of the server as the client gets it, or `None` for another message: codes about
 /// the later revision mean nothing to it.
 pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
-    let mut error: Value = serde_json::from_str(error_in(message)?).ok()?;
+    let mut error: Value = serde_json::from_str(jsonrpc::error_in(message)?).ok()?;
     let members = error.as_object_mut()?;
     let code = members.get("code").and_then(Value::as_i64).unwrap_or(code::INTERNAL_ERROR);
     if matches!(code, code::HEADER_MISMATCH | code::UNSUPPORTED_VERSION) {
@@ -60,8 +60,7 @@ pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(response::error_object(id, &error))
 }
 
-/// Returns true for a response that says that the headers do not repeat the body: the call has not
-/// run.
+/// Returns true for the error that the headers do not repeat the body: the call has not run.
 pub fn is_header_mismatch(message: &[u8]) -> bool {
     jsonrpc::error_code(message) == Some(code::HEADER_MISMATCH)
 }
@@ -136,8 +135,8 @@ fn call_result(message: Vec<u8>, client: &ClientFacts, is_wrapped: bool) -> Vec<
     jsonrpc::splice(&message, splices)
 }
 
-/// Returns the edit that puts a text with its URI in the place of a link to a resource, or `None`
-/// for another block of content.
+/// Returns the edit that replaces a link to a resource by a text with its URI. Returns `None` for
+/// another block of content.
 fn link_as_text(message: &[u8], block: &str) -> Option<(Range<usize>, String)> {
     if !is_of_type(block, "resource_link") {
         return None;

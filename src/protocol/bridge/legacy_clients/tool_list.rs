@@ -31,8 +31,8 @@ pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
     found
 }
 
-/// Returns the list as clients get it: each output schema describes an object, no property has
-/// `true` or `false` as its schema, and a tool with invalid annotations is left out.
+/// Returns the list in the form for clients. Each output schema describes an object, and no
+/// property has `true` or `false` as its schema. A tool with invalid annotations is left out.
 pub(super) fn edited(message: &[u8]) -> Vec<u8> {
     let mut splices: Vec<(Range<usize>, String)> = Vec::new();
     let mut kept = Vec::new();
@@ -102,7 +102,7 @@ fn needs_wrapping(tool: &str) -> Option<&str> {
 /// Returns the schema of an object around results of this schema.
 fn wrapped(schema: &str) -> String {
     let Ok(mut schema) = serde_json::from_str::<Value>(schema) else { return r#"{"type":"object"}"#.to_owned() };
-    // References within a schema that has a name are resolved against that.
+    // References within a named schema are resolved against its name.
     if schema.get("$id").is_none() {
         move_references(&mut schema);
     }
@@ -130,8 +130,7 @@ fn move_references(schema: &mut Value) {
     }
 }
 
-/// Returns the edits that put objects in the place of the properties' schemas that are `true` or
-/// `false`.
+/// Returns the edits that replace the properties' schemas `true` and `false` by objects.
 fn boolean_properties(tool: &str, path: &'static [&'static str]) -> Vec<(Range<usize>, String)> {
     let Some(properties) = jsonrpc::member(tool.as_bytes(), path).filter(|properties| properties.starts_with('{'))
     else {

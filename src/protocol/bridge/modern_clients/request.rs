@@ -134,8 +134,8 @@ pub fn abandoned_response(id: &RequestId, method: &str) -> Vec<u8> {
     response::error(id, code::INTERNAL_ERROR, "the client has given up the call")
 }
 
-/// Returns a request as the server gets it: under this ID and this progress token, without the
-/// envelope and without what only the later revision has. The progress token is left out where the
+/// Returns a request in the form for the server: under this ID and this progress token, without the
+/// envelope and other members of the later revision. The progress token is left out where the
 /// client wants no progress. Returns `None` for a body that is no such request.
 pub fn translated(body: &[u8], id: &str, progress_token: &str) -> Option<Vec<u8>> {
     let own = [VERSION, CLIENT_INFO, CAPABILITIES, LOG_LEVEL];

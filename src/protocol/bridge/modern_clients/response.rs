@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::bridge::{SERVER_INFO, error_in};
+use crate::bridge::SERVER_INFO;
 use crate::jsonrpc::{self, RequestId, code, response};
 
 /// Codes that the later revision has given a meaning.
@@ -21,11 +21,11 @@ pub enum ListHints {
     Uncached,
 }
 
-/// Returns the response to a request as its client gets it: under the client's ID, a result with
-/// its type, an error with a code of the later revision. Returns `None` for a message that is no
-/// response.
+/// Returns the response to a request in the form for its client. It has the client's ID. A result
+/// has its type, and an error has a code of the later revision. Returns `None` for a message that
+/// is no response.
 pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hints: ListHints) -> Option<Vec<u8>> {
-    if let Some(error) = error_in(message) {
+    if let Some(error) = jsonrpc::error_in(message) {
         return Some(modern_error(id, &serde_json::from_str(error).ok()?));
     }
     let result = jsonrpc::member(message, &["result"])?;
@@ -107,7 +107,7 @@ impl UrlElicitations {
     }
 }
 
-/// Writes the error for a request that requires URL elicitation, which the client has not declared.
+/// Writes the error for a request that requires URL elicitation if the client has not declared it.
 pub fn url_elicitation_missing(id: &RequestId) -> Vec<u8> {
     let data = json!({"requiredCapabilities": {"elicitation": {"url": {}}}});
     let text = "Missing required client capability: elicitation.url";

@@ -52,20 +52,20 @@ pub struct ServerRequests(Option<Box<Ledger>>);
 
 #[derive(Debug, Default)]
 struct Ledger {
-    /// Unanswered requests by their index among all requests.
+    /// Pending requests by their index among all requests.
     waiting: BTreeMap<u64, ServerRequest>,
     /// Settled requests by their index among all requests.
     answered: BTreeMap<u64, ServerRequest>,
     by_id: HashMap<Arc<RequestId>, SameId>,
-    /// Number of unanswered requests of each event that has any.
+    /// Number of pending requests of each event that has any.
     waiting_in: BTreeMap<Seq, usize>,
     /// Spent events: they hold requests alone, all of them settled.
     spent: EventSet,
     /// True if a request was forgotten: the remembered requests no longer determine the spent
     /// events.
     has_forgotten: bool,
-    /// The last event with a request that was forgotten unanswered: responses to its other requests
-    /// do not spend it.
+    /// The last event with a request that was forgotten while pending. Responses to its other
+    /// requests do not spend it.
     unspendable: Seq,
     next_index: u64,
     bytes: usize,
@@ -124,18 +124,18 @@ impl ServerRequests {
         }
     }
 
-    /// Returns true if an unanswered request of this id is a ping.
+    /// Returns true if a pending request of this id is a ping.
     pub fn is_ping(&self, id: &RequestId) -> bool {
         self.0.as_ref().and_then(|ledger| ledger.oldest_waiting(id)).is_some_and(|request| request.is_ping)
     }
 
-    /// Returns the event of the oldest unanswered request that is no ping.
+    /// Returns the event of the oldest pending request that is no ping.
     pub fn oldest_unanswered(&self) -> Option<Seq> {
         let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());
         waiting.filter(|request| !request.is_ping).map(|request| request.seq).min()
     }
 
-    /// Returns the unanswered pings, in the order of their arrival, each with its time.
+    /// Returns the pending pings, in the order of their arrival, each with its time.
     pub(super) fn pings(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
         let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());
         waiting.filter(|request| request.is_ping).map(|request| (&*request.id, request.at))
@@ -183,7 +183,7 @@ impl ServerRequests {
         self.0.as_ref().map_or(0, |ledger| ledger.changes)
     }
 
-    /// Settles the oldest unanswered request of this id.
+    /// Settles the oldest pending request of this id.
     pub(super) fn answer(&mut self, id: &RequestId) -> ClientResponse {
         match &mut self.0 {
             Some(ledger) => ledger.answer(id),
@@ -215,7 +215,7 @@ impl ServerRequests {
         self.0.is_none()
     }
 
-    /// Returns the arrival of the oldest unanswered request of this id.
+    /// Returns the arrival of the oldest pending request of this id.
     pub fn outstanding_since(&self, id: &RequestId) -> Option<Instant> {
         self.0.as_ref()?.oldest_waiting(id).map(|request| request.at)
     }
@@ -231,17 +231,17 @@ impl ServerRequests {
         same.is_some_and(|same| same.answered == same.indexes.len())
     }
 
-    /// Returns the ids of the unanswered requests, in the order of their arrival.
+    /// Returns the ids of the pending requests, in the order of their arrival.
     pub fn outstanding(&self) -> impl Iterator<Item = &RequestId> {
         self.0.iter().flat_map(|ledger| ledger.waiting.values()).map(|request| &*request.id)
     }
 
-    /// Returns true if any request is unanswered.
+    /// Returns true if any request is pending.
     pub fn has_outstanding(&self) -> bool {
         self.0.as_ref().is_some_and(|ledger| !ledger.waiting.is_empty())
     }
 
-    /// Returns true if any request behind `seq` is unanswered.
+    /// Returns true if any request behind `seq` is pending.
     pub fn has_outstanding_after(&self, seq: Seq) -> bool {
         let last = self.0.as_ref().and_then(|ledger| ledger.waiting.last_key_value());
         last.is_some_and(|(_, request)| request.seq > seq)
@@ -337,7 +337,7 @@ impl Ledger {
         is_last
     }
 
-    /// Forgets the oldest settled request, or else the oldest unanswered one.
+    /// Forgets the oldest settled request, or else the oldest pending one.
     fn forget_one(&mut self) {
         self.has_forgotten = true;
         let oldest_answered = self.answered.pop_first();
@@ -358,7 +358,7 @@ impl Ledger {
         }
     }
 
-    /// A request of the event at `seq` was forgotten unanswered: responses to the others do not
+    /// A request of the event at `seq` was forgotten while pending. Responses to the others do not
     /// spend the event. Among the remembered requests the others are the first or the last.
     fn keep_unspent(&mut self, seq: Seq) {
         self.unspendable = self.unspendable.max(seq);

@@ -1,5 +1,5 @@
-//! Server→client requests of a stream that has ended, in short: the same records in one allocation,
-//! without the indexes of a running stream.
+//! Server→client requests of an ended stream, in short: the same records in one allocation, without
+//! the indexes of a running stream.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::ids::Seq;
 use crate::jsonrpc::RequestId;
 use crate::stream::event_set::EventSet;
 
-/// Server→client requests of a stream that has ended. Most streams have none.
+/// Server→client requests of an ended stream. Most streams have none.
 #[derive(Debug, Default)]
 pub(in crate::stream) struct PackedRequests(Option<Box<Packed>>);
 
@@ -102,7 +102,7 @@ impl PackedRequests {
         self.requests().any(|request| ids.contains(&request.id))
     }
 
-    /// Returns the ids of the unanswered requests, in the order of their arrival.
+    /// Returns the ids of the pending requests, in the order of their arrival.
     pub(in crate::stream) fn outstanding(&self) -> impl Iterator<Item = &RequestId> {
         self.requests().filter(|request| !request.is_answered).map(|request| &request.id)
     }

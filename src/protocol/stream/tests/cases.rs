@@ -183,8 +183,8 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Failed, now), "a refusal is final");
 }
 
-/// Returns the pauses, in milliseconds, after which a machine opens its stream again while each
-/// attempt is refused.
+/// Returns the pauses, in milliseconds, before each attempt of a machine to open its stream again.
+/// Each attempt is refused.
 fn pauses_of_refused(machine: &mut Machine, mut now: std::time::Instant, attempts: usize) -> Vec<u128> {
     let mut pauses = Vec::new();
     for _ in 0..attempts {

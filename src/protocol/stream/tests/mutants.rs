@@ -307,6 +307,7 @@ macro_rules! late_timers {
 late_timers! {
     LateMaxWait, a_late_max_wait_is_noticed: |setup| setup.max_wait = setup.max_wait.map(|wait| wait + 1);
     LateGrace, a_late_grace_is_noticed: |setup| setup.modern_grace = setup.modern_grace.map(|grace| grace + 1);
+    LateUnprimedGrace, a_late_grace_without_an_id_is_noticed: |setup| setup.unprimed_grace += 1;
     LateDefaultGrace, a_grace_by_the_wrong_retry_is_noticed: |setup| setup.retry += 1;
     LateRetention, a_late_retention_is_noticed: |setup| setup.retention += 1;
     LateCallTimeout, a_late_call_timeout_is_noticed: |setup| setup.call_timeout = setup.call_timeout.map(|after| after + 1);

@@ -6,6 +6,7 @@ use super::steps::Setup;
 use crate::headers::Era;
 use crate::ids::{AttachId, Seq, StreamKind};
 use crate::jsonrpc::RequestId;
+use crate::sse;
 use crate::stream::{ClientResponse, Effect, Ending, Machine};
 use mcp_resume_base::clock;
 
@@ -181,6 +182,70 @@ fn a_standalone_stream_of_a_server_that_pings_is_reopened_at_once() {
     assert_eq!(reopens_after(false, 5000), Duration::from_secs(1));
     // A stream that breaks as soon as it is open is not hammered.
     assert_eq!(reopens_after(true, 300), Duration::from_millis(700));
+}
+
+/// Ends a standalone stream `count` times, each 100 ms after it was opened. Returns the pauses in
+/// seconds.
+fn pauses_of_barren(stream: &mut Stream, at: &mut u64, count: usize) -> Vec<u64> {
+    let mut pauses = Vec::new();
+    for _ in 0..count {
+        *at += 100;
+        let ended = stream.at(*at);
+        stream.machine.handle_upstream_end(Ending::Clean, ended);
+        let due = stream.machine.lifecycle().poll_timeout().expect("it is reopened");
+        pauses.push((due - ended).as_secs());
+        *at += (due - ended).as_millis() as u64;
+        stream.machine.handle_timeout(due);
+        let effects: Vec<Effect> = std::iter::from_fn(|| stream.machine.lifecycle_mut().poll_effect()).collect();
+        assert!(matches!(effects[..], [Effect::Reopen(_)]), "{effects:?}");
+        stream.machine.handle_stream_head();
+    }
+    pauses
+}
+
+#[test]
+fn a_standalone_stream_that_ends_at_once_is_reopened_ever_more_rarely() {
+    let standalone = Setup { kind: StreamKind::Standalone, ids: 0, ..patient() };
+    let (mut stream, mut at) = (Stream::read(&standalone), 0);
+    assert_eq!(pauses_of_barren(&mut stream, &mut at, 8), [1, 2, 4, 8, 16, 32, 60, 60]);
+    // An event, and a response that lasts, begin the pauses anew.
+    let event = sse::Event { name: "message".into(), data: "{}".into(), id: None, retry: None };
+    let now = stream.at(at + 10);
+    stream.machine.handle_event(&event, now);
+    assert_eq!(pauses_of_barren(&mut stream, &mut at, 3), [1, 1, 2]);
+    at += 10_000;
+    assert_eq!(pauses_of_barren(&mut stream, &mut at, 3), [1, 1, 2]);
+}
+
+#[test]
+fn a_standalone_stream_without_events_waits_for_its_reader_if_it_ends_at_once() {
+    let standalone = Setup { kind: StreamKind::Standalone, ids: 0, max_wait: None, ..patient() };
+    let ends_without_a_reader = |had_event: bool| {
+        let mut stream = Stream::read(&standalone);
+        if had_event {
+            let event = sse::Event { name: "message".into(), data: "{}".into(), id: None, retry: None };
+            let now = stream.at(1);
+            stream.machine.handle_event(&event, now);
+            stream.machine.handle_upstream_end(Ending::Clean, now);
+            stream.machine.handle_timeout(stream.at(1001));
+            stream.machine.handle_stream_head();
+        }
+        stream.machine.handle_detach(READER, stream.at(1100));
+        stream.machine.handle_upstream_end(Ending::Clean, stream.at(1200));
+        while stream.machine.lifecycle_mut().poll_effect().is_some() {}
+        let due = stream.machine.lifecycle().poll_timeout().expect("a timer");
+        stream.machine.handle_timeout(due);
+        stream
+    };
+    let mut stream = ends_without_a_reader(true);
+    assert!(matches!(stream.machine.lifecycle_mut().poll_effect(), Some(Effect::Reopen(_))));
+    let mut stream = ends_without_a_reader(false);
+    assert_eq!((stream.machine.lifecycle_mut().poll_effect(), stream.machine.lifecycle().poll_timeout()), (None, None));
+    let back = stream.at(100_000);
+    stream.machine.handle_attach(READER, Seq(0), back);
+    assert_eq!(stream.machine.lifecycle().poll_timeout(), Some(back));
+    stream.machine.handle_timeout(back);
+    assert!(matches!(stream.machine.lifecycle_mut().poll_effect(), Some(Effect::Reopen(_))));
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub(super) struct Setup {
     pub(super) ids: usize,
     pub(super) max_wait: Option<u64>,
     pub(super) modern_grace: Option<u64>,
+    pub(super) unprimed_grace: u64,
     pub(super) has_idempotency_key: bool,
     pub(super) retention: u64,
     pub(super) call_timeout: Option<u64>,
@@ -43,6 +44,7 @@ impl Setup {
             ids: 1,
             max_wait: Some(700),
             modern_grace: None,
+            unprimed_grace: 0,
             has_idempotency_key: false,
             retention: 900,
             call_timeout: None,
@@ -66,6 +68,7 @@ impl Setup {
             era: self.era,
             max_wait: self.max_wait.map(ms),
             modern_grace: self.modern_grace.map(ms),
+            unprimed_grace: ms(self.unprimed_grace),
             has_idempotency_key: self.has_idempotency_key,
             retention: ms(self.retention),
             call_timeout: self.call_timeout.map(ms),
@@ -79,8 +82,10 @@ impl Setup {
             should_resume_hard_cuts: self.should_resume_hard_cuts,
             should_refuse_requests: self.should_refuse_requests,
             should_answer_pings: true,
+            is_tool_call: false,
             should_announce_cancel: self.should_announce_cancel,
             is_task: false,
+            counts_breaks: false,
             legacy_task: None,
         }
     }
@@ -216,8 +221,8 @@ impl Payload {
         }
     }
 
-    /// Returns this payload with a response to one of `ids` requests, or a notification if there
-    /// are none.
+    /// Returns this payload with a response to one of `ids` requests, or a notification if `ids` is
+    /// 0.
     pub(super) fn fitted(&self, ids: usize) -> Self {
         match *self {
             Payload::Response { .. } | Payload::ResponseAndRequest { .. } if ids == 0 => Payload::Notification,
@@ -241,12 +246,13 @@ pub(super) fn setup() -> impl Strategy<Value = Setup> {
     let timers = (
         option::of(Just(700)),
         prop_oneof![Just(None), Just(Some(0)), Just(Some(130))],
+        prop_oneof![2 => Just(0), 1 => Just(90)],
         option::weighted(0.3, Just(410)),
         option::weighted(0.6, Just(30)),
         prop_oneof![Just(40), Just(1000)],
     );
     (kind, era, timers, any::<[bool; 5]>()).prop_map(|((kind, ids), era, timers, flags)| {
-        let (max_wait, modern_grace, call_timeout, commit_after, retry) = timers;
+        let (max_wait, modern_grace, unprimed_grace, call_timeout, commit_after, retry) = timers;
         let [has_idempotency_key, can_pause, should_resume_hard_cuts, should_refuse_requests, should_announce_cancel] =
             flags;
         let can_pause = can_pause || has_idempotency_key;
@@ -256,6 +262,7 @@ pub(super) fn setup() -> impl Strategy<Value = Setup> {
             ids,
             max_wait,
             modern_grace,
+            unprimed_grace,
             has_idempotency_key,
             call_timeout,
             commit_after,

@@ -2,8 +2,8 @@
 //! outcome by `tasks/result`.
 //!
 //! Owned here: the offer in the results of `initialize` and `tools/list`, the request for a task,
-//! the mark of the messages that belong to one, and the messages that the proxy writes. Absent: the
-//! state of a task, which is the state of its call's stream ([`stream`](crate::stream)).
+//! the mark of a task's messages, and the messages that the proxy writes. Absent: the state of a
+//! task, which is the state of its call's stream ([`stream`](crate::stream)).
 //!
 //! [2025-11-25]: https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
 

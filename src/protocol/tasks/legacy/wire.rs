@@ -20,7 +20,7 @@ pub fn status_changed(view: &TaskView) -> Vec<u8> {
     json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task(view)}).to_string().into_bytes()
 }
 
-/// Writes the error for the cancel of a task that has ended.
+/// Writes the error for the cancel of an ended task.
 pub fn cannot_cancel(id: &RequestId, status: Status) -> Vec<u8> {
     let text = format!("Cannot cancel task: already in terminal status '{}'", status.as_str());
     response::error(id, code::INVALID_PARAMS, &text)

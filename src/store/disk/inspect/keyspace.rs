@@ -150,7 +150,7 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
     take(rest).map(u64::from_le_bytes)
 }
 
-/// Reports file names at which the database would fail.
+/// Reports file names that the database cannot open.
 fn check_names(tables: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(tables).map_err(|error| at(tables, &error))? {
         let entry = entry.map_err(|error| at(tables, &error))?;

@@ -1,16 +1,16 @@
 //! Verification of a closed database before the database itself opens it. Nothing is changed.
 //!
-//! When it opens, the database deletes every keyspace without its file `current` and every table
-//! that no manifest lists, cuts its journals, and only then finds damage. Everything that it relies
-//! on is therefore verified here first:
+//! When it opens, the database deletes every keyspace without its file `current`, and every table
+//! that no manifest lists. It cuts its journals, and only then finds damage. Everything that it
+//! relies on is therefore verified here first:
 //!
 //! - the format mark, the lock and the journals ([`Journals`]);
 //! - each keyspace ([`Keyspace`]): the manifest that `current` names, by its checksum, and every
 //!   table in it, by its own;
-//! - that the three keyspaces are there and belong to the store epoch, and that no journal ends
-//!   before the data flushed from it.
+//! - that the three keyspaces exist and belong to the store epoch, and that no journal ends before
+//!   the data flushed from it.
 //!
-//! Data blocks in tables of `events` are left out on purpose: damage there concerns single streams,
+//! Data blocks in tables of `events` are left out on purpose. Damage there concerns single streams,
 //! is found when they are read, and must not prevent the start. Absent: repairs.
 
 mod keyspace;
@@ -29,7 +29,7 @@ use mcp_resume_protocol::ids::StoreEpoch;
 
 /// Contents of the file `version` of the database.
 const MARK: &[u8] = b"FJL\x03";
-/// Keyspace in which the database keeps the names of its keyspaces.
+/// Keyspace with the names of the database's keyspaces.
 const NAMES: u64 = 0;
 
 /// Verifies the closed database at `path`, and returns its journals. Torn ends are not cut yet.
@@ -70,7 +70,7 @@ fn check_lock(path: &Path) -> Result<(), Failure> {
     lock.map(drop).map_err(|error| at(path, &error))
 }
 
-/// Verifies every keyspace except that of the names.
+/// Verifies every keyspace except [`NAMES`].
 fn inspect_keyspaces(path: &Path) -> Result<Vec<Keyspace>, Failure> {
     let names = Keyspace::inspect(path, NAMES, "names", Depth::Whole)?;
     let mut keyspaces = Vec::new();

@@ -3,6 +3,8 @@
 use super::*;
 
 const SIZES: Sizes = Sizes { memtable: 32 << 10, slack: 1 << 20 };
+/// Bytes of events that certainly cause a flush of a memtable.
+const EVENTS_OF_TABLE: usize = 44 << 10;
 
 /// A closed store with events in tables and in a journal: the stream, and the texts of its events.
 async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
@@ -13,11 +15,23 @@ async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
     let texts: Vec<String> = (0..30).map(|number| format!("{number} {}", "x".repeat(3000))).collect();
     for (after, text) in texts.iter().enumerate() {
         assert_eq!(store.appended(stream, after as u64, &[text]).await, Appended::Ok);
+        // The database flushes in threads of its own. On a busy machine it would write one table.
+        let flushed = (after + 1) * text.len() / EVENTS_OF_TABLE;
+        let is_flushed = async { until_tables(&directory, flushed).await };
+        let _ = tokio::time::timeout(Duration::from_secs(30), is_flushed).await;
     }
     drop(store);
     // After another open, the journal is as long as its contents.
     drop(open());
     (directory, stream, texts)
+}
+
+/// Waits until as many tables of events exist.
+async fn until_tables(directory: &TemporaryDirectory, count: usize) {
+    let is_events = |file: &&PathBuf| file.parent().is_some_and(|folder| folder.ends_with("keyspaces/2/tables"));
+    while directory.files().iter().filter(is_events).count() < count {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 /// Returns such a store with the writes of the journal in three files. The database begins a new
@@ -48,7 +62,7 @@ enum Outcome {
     Unreadable,
 }
 
-/// Opens a damaged copy. Permitted are an error, or a store in which the stream, if readable, has
+/// Opens a damaged copy. Permitted are an error, or a store with a stream that, if readable, has
 /// lost at most its end.
 async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[String], what: &str) -> Outcome {
     let before = directory.contents();

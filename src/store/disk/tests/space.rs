@@ -186,7 +186,7 @@ mod full_disk {
         }
     }
 
-    /// Size of the disk, of which 12 MiB are taken for the time being.
+    /// Size of the disk. 12 MiB are taken for the time being.
     const DISK: u64 = 24 << 20;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,7 +207,7 @@ mod full_disk {
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK - (1 << 20)).await;
     }
 
-    /// Appends until there is no room, watches for a while, makes room, and goes on.
+    /// Appends until there is no room, watches for a while, makes room, and continues.
     async fn fill_and_free(sizes: Sizes, disk: u64) {
         let mount = Mount::new(&disk.to_string());
         let ballast = mount.0.0.join("ballast");

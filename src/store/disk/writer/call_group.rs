@@ -1,129 +1,24 @@
-//! Group of store calls for one commit: the check of each call, its changes, and their effect on
-//! memory once they are written.
+//! Calls of a group: the check of each call, and the effect of its changes on memory once they are
+//! written.
 //!
 //! Absent: the commit itself (`Writer::commit` in the module above), which writes the group by
 //! `Database::commit`.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Call, Command, Obsolete, Writer};
-use crate::completion::{self, Queue};
-use crate::disk::database::{self, Changes};
+use super::command::{Call, Command};
+use super::expiry::Item;
+use super::group::Pending;
+use super::{Obsolete, Writer};
+use crate::disk::database;
+#[cfg(test)]
 use crate::disk::failure::Failure;
 use crate::disk::layout::{self, OVERHEAD, StreamMeta};
 use crate::disk::options::Fsync;
-use crate::disk::reply::{Completion, Reply};
-use crate::disk::writer::expiry::Item;
 use crate::{Appended, Error, WriterEpoch};
 use mcp_resume_protocol::ids::{Seq, StreamId};
-
-/// A reply and its queue.
-type AddressedReply = (Arc<Queue<Completion>>, Completion);
-/// Value and expiry of a record; `None` if it is removed.
-type Record = Option<(Bytes, u64)>;
-
-/// Changes of the calls so far, over the state in memory; each key once.
-#[derive(Default)]
-pub(super) struct Group {
-    metas: HashMap<StreamId, Change>,
-    /// Descriptions and states of streams.
-    rows: HashMap<Vec<u8>, Option<Vec<u8>>>,
-    events: Vec<([u8; 16], Vec<u8>)>,
-    records: HashMap<Arc<[u8]>, Record>,
-    /// Growth of the live bytes.
-    growth: i64,
-    /// Approximate bytes to write.
-    bytes: usize,
-    replies: Vec<AddressedReply>,
-}
-
-/// New metadata of a stream.
-#[derive(Clone, Copy)]
-struct Change {
-    /// The metadata, or `None` if the stream is removed.
-    meta: Option<StreamMeta>,
-    /// True if the metadata are written. They need not be if they follow from the events.
-    is_written: bool,
-}
-
-/// A group during its commit.
-pub(super) struct Pending {
-    metas: HashMap<StreamId, Option<StreamMeta>>,
-    records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
-    bytes: usize,
-    replies: Vec<AddressedReply>,
-}
-
-impl Pending {
-    /// Delivers the results of a group that was written.
-    pub(super) fn deliver(self) {
-        completion::deliver(self.replies);
-    }
-
-    /// Delivers the failure to the calls of a group that was not written.
-    pub(super) fn fail(mut self, failure: Failure) {
-        let failure = Arc::new(failure);
-        for (_, completion) in &mut self.replies {
-            completion.fail(&failure);
-        }
-        self.deliver();
-    }
-}
-
-impl Group {
-    pub(super) fn byte_len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Returns the changes to write, or `None` if there are none, and the work for after the
-    /// commit.
-    pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
-        let is_empty = self.metas.is_empty() && self.rows.is_empty() && self.records.is_empty();
-        let written = self.metas.iter().filter(|(_, change)| change.is_written);
-        let metas =
-            written.map(|(stream, change)| (layout::meta_key(*stream), change.meta.as_ref().map(StreamMeta::encode)));
-        let streams = self.rows.into_iter().chain(metas).collect();
-        let encode = |record: &Record| record.as_ref().map(|(value, until)| layout::encode_record(value, *until));
-        let records = self.records.iter().map(|(key, record)| (layout::record_key(key), encode(record))).collect();
-        let changes = Changes { streams, events: self.events, records };
-        let sized =
-            |key: &Arc<[u8]>, record: Record| record.map(|(value, until)| (until, database::record_size(key, &value)));
-        let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
-        let metas = self.metas.into_iter().map(|(stream, change)| (stream, change.meta)).collect();
-        let pending = Pending { metas, records, bytes: self.bytes, replies: self.replies };
-        (pending, if is_empty { None } else { Some(changes) })
-    }
-
-    fn add_reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
-        self.replies.push(reply.with(result));
-    }
-
-    fn set_meta(&mut self, stream: StreamId, before: Option<&StreamMeta>, meta: Option<StreamMeta>) {
-        let size = |meta: Option<&StreamMeta>| meta.map_or(0, StreamMeta::size) as i64;
-        self.growth += size(meta.as_ref()) - size(before);
-        let follows = before.zip(meta.as_ref()).is_some_and(|(before, meta)| meta.follows_from_events(before));
-        let change = self.metas.entry(stream).or_insert(Change { meta, is_written: false });
-        change.meta = meta;
-        if !follows && !std::mem::replace(&mut change.is_written, true) {
-            self.bytes += 128;
-        }
-    }
-
-    fn set_row(&mut self, key: Vec<u8>, row: Option<Vec<u8>>) {
-        self.bytes += row.as_ref().map_or(0, Vec::len) + 32;
-        self.rows.insert(key, row);
-    }
-
-    fn set_record(&mut self, key: Arc<[u8]>, before: u64, record: Record) {
-        let size = record.as_ref().map_or(0, |(value, _)| database::record_size(&key, value));
-        self.growth += size as i64 - before as i64;
-        self.bytes += size as usize + 32;
-        self.records.insert(key, record);
-    }
-}
 
 /// The expiry of a stream is exact to this part of its time to live.
 const KEPT_TO_WITHIN: u64 = 16;
@@ -159,32 +54,6 @@ impl Append {
             meta.events += self.batch.len() as u64 + OVERHEAD;
         }
         meta
-    }
-}
-
-impl Command {
-    pub(super) fn refuse(self, failure: &Failure) {
-        fn refuse<T: Send + 'static>(reply: Reply<T>, failure: &Failure) {
-            completion::deliver([reply.with(Err(failure.clone().into()))]);
-        }
-        match self {
-            Command::Create { reply, .. } | Command::WriteWhole { reply, .. } | Command::TakeOver { reply, .. } => {
-                refuse(reply, failure)
-            }
-            Command::Append { reply, .. } | Command::Seal { reply, .. } => refuse(reply, failure),
-            Command::Claim { reply, .. } => refuse(reply, failure),
-            Command::Replace { reply, .. } => refuse(reply, failure),
-            Command::Trim { reply, .. }
-            | Command::Keep { reply, .. }
-            | Command::Expire { reply, .. }
-            | Command::Put { reply, .. }
-            | Command::ExpireIfEqual { reply, .. }
-            | Command::Remove { reply, .. } => refuse(reply, failure),
-            #[cfg(test)]
-            Command::Clean { reply } | Command::Fail { reply, .. } => refuse(reply, failure),
-            #[cfg(test)]
-            Command::Hold(_) => {}
-        }
     }
 }
 
@@ -600,8 +469,8 @@ impl StreamMeta {
         if epoch < self.epoch || upto <= self.trimmed {
             return;
         }
-        // The size of the remaining events is on disk only. Their average size is taken for that of
-        // the dropped ones.
+        // The size of the remaining events is on disk only. The average size of all events is taken
+        // for both.
         let (before, after) = (self.tail.0 - self.trimmed.0, self.tail.0 - upto.0);
         self.events = (u128::from(self.events) * u128::from(after) / u128::from(before)) as u64;
         self.trimmed = upto;

@@ -5,7 +5,6 @@ use std::thread::{self, JoinHandle};
 
 use tracing::warn;
 
-use super::Writer;
 use crate::disk::database::{Database, Part};
 use crate::disk::failure::Failure;
 
@@ -16,11 +15,11 @@ pub(super) struct Compactor {
     noted: u64,
 }
 
-/// Maximum bytes of the tables, beyond which they are compacted.
+/// Maximum bytes of the tables. Beyond it they are compacted.
 #[derive(Clone, Copy)]
-struct Limits {
-    events: u64,
-    rows: u64,
+pub(super) struct Limits {
+    pub(super) events: u64,
+    pub(super) rows: u64,
 }
 
 impl Compactor {
@@ -32,66 +31,35 @@ impl Compactor {
         self.thread.is_some()
     }
 
-    /// Waits until the thread has ended.
-    pub(super) fn wait(&mut self) {
-        if let Some(Ok(Err(failure))) = self.thread.take().map(JoinHandle::join) {
-            warn!(error = failure.problem, "the store could not free space");
-        }
-    }
-}
-
-impl Writer {
-    /// Starts a compaction if there is enough to free, and finishes one that has ended.
-    pub(super) fn compact_if_due(&mut self) {
-        if self.compactor.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            self.finish_compaction();
-        }
-        if self.compactor.noted >= self.sizes.slack / 4 && !self.compactor.is_busy() {
-            self.begin_compaction();
-        }
+    /// Returns true if a compaction has ended, and [`Self::wait`] takes its result.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
-    fn begin_compaction(&mut self) {
-        self.compactor.noted = 0;
-        let limits =
-            Limits { events: self.space.events * 2 + self.sizes.slack, rows: self.space.rows * 2 + self.sizes.slack };
-        let Some(database) = self.database.clone() else { return };
+    /// Returns true if `bytes` were noted since the last compaction, and none runs.
+    pub(super) fn is_due(&self, bytes: u64) -> bool {
+        self.noted >= bytes && !self.is_busy()
+    }
+
+    /// Starts a compaction if a table of `database` is larger than its limit.
+    pub(super) fn begin(&mut self, database: Option<&Arc<Database>>, limits: Limits) {
+        self.noted = 0;
+        let Some(database) = database.cloned() else { return };
         let tables = database.table_bytes();
         if tables.events <= limits.events && tables.rows <= limits.rows {
             return;
         }
         let thread = thread::Builder::new().name("disk-cleaner".into()).spawn(move || compact(&database, limits));
         match thread {
-            Ok(thread) => self.compactor.thread = Some(thread),
+            Ok(thread) => self.thread = Some(thread),
             Err(error) => warn!(%error, "the store could not begin to free space"),
         }
     }
 
-    fn finish_compaction(&mut self) {
-        self.compactor.wait();
-        let Some(database) = &self.database else { return };
-        if let Err(failure) = database.unlink() {
-            self.reopen(failure, None);
-        }
-    }
-
-    /// Removes all expired data, and waits until its space is free.
-    #[cfg(test)]
-    pub(super) fn compact_all(&mut self, now: u64) {
-        self.commit();
-        self.sweep(now);
-        if self.unsynced.is_some() {
-            self.sync();
-        }
-        if self.compactor.is_busy() {
-            self.finish_compaction();
-        }
-        if let Some(database) = &self.database {
-            database.settle();
-        }
-        self.begin_compaction();
-        if self.compactor.is_busy() {
-            self.finish_compaction();
+    /// Waits until the thread has ended.
+    pub(super) fn wait(&mut self) {
+        if let Some(Ok(Err(failure))) = self.thread.take().map(JoinHandle::join) {
+            warn!(error = failure.problem, "the store could not free space");
         }
     }
 }

@@ -1,17 +1,13 @@
-//! Expiry of streams and records: the queue in which they are due, and the sweep that removes them.
+//! Queue of the streams and records by the time of their expiry.
 //!
 //! Each stream and record is due at its expiry, or earlier if it was extended meanwhile. Absent:
-//! the space of the removed data, which the compaction frees (`compaction.rs`).
+//! the removal of expired data (`mod.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use super::Writer;
 use mcp_resume_protocol::ids::StreamId;
-
-/// Maximum items of the expiry queue that are removed in one group.
-const MAX_SWEPT_ITEMS: usize = 1024;
 
 /// A stream or a record that expires.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,45 +45,9 @@ impl ExpiryQueue {
         None
     }
 
-    /// Returns the time at which the next item may be due.
+    /// Returns the time when the next item may be due.
     pub(super) fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _))| *at)
-    }
-}
-
-impl Writer {
-    /// Removes expired streams and records.
-    pub(super) fn sweep(&mut self, now: u64) {
-        self.swept = now;
-        loop {
-            let mut is_done = false;
-            for _ in 0..MAX_SWEPT_ITEMS {
-                let Some(item) = self.expiry.due(now) else {
-                    is_done = true;
-                    break;
-                };
-                self.sweep_item(item, now);
-            }
-            self.commit();
-            if is_done || self.database.is_none() {
-                return;
-            }
-        }
-    }
-
-    fn sweep_item(&mut self, item: Item, now: u64) {
-        match &item {
-            Item::Stream(stream) => match self.meta(*stream) {
-                Some(meta) if meta.lives(now) => self.expiry.set(item, meta.until),
-                Some(_) => self.forget(*stream),
-                None => {}
-            },
-            Item::Record(key) => match self.sized(key) {
-                Some((until, _)) if until > now => self.expiry.set(item.clone(), until),
-                Some(_) => self.forget_record(key.clone()),
-                None => {}
-            },
-        }
     }
 }
 

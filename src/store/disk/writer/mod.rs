@@ -2,12 +2,14 @@
 //! removes expired data.
 //!
 //! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is
-//! checked against the state in memory as changed by the earlier calls of the group. Readers see
-//! none of that before the commit.
+//! checked against the state in memory as changed by the earlier calls of the group. Readers do not
+//! see these changes before the commit.
 
 mod call_group;
+mod command;
 mod compaction;
 mod expiry;
+mod group;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,20 +18,19 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tracing::{info, warn};
 
-use self::call_group::Group;
-use self::compaction::Compactor;
+pub(super) use self::command::{Call, Command};
+use self::compaction::{Compactor, Limits};
 use self::expiry::{ExpiryQueue, Item};
+use self::group::Group;
 use super::access::State;
 use super::database::{Database, Record};
 use super::directory::Directory;
 use super::failure::{Failure, damaged};
 use super::options::{Fsync, Options, Sizes};
-use super::reply::Reply;
 use super::shared::{Shared, now};
-use crate::{Appended, StoreHealth, WriterEpoch};
+use crate::StoreHealth;
 use mcp_resume_base::backoff::Backoff;
 use mcp_resume_base::clock;
 use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
@@ -40,6 +41,8 @@ const MAX_GROUP_BYTES: usize = 2 << 20;
 const MAX_GROUP_CALLS: usize = 4096;
 /// Longest time that a commit stays unsynced with [`Fsync::Interval`].
 const INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum items of the expiry queue that are removed in one group.
+const MAX_SWEPT_ITEMS: usize = 1024;
 /// Least interval between two removals of expired data, in milliseconds.
 const SWEEP_EVERY: u64 = 1000;
 /// Longest and shortest wait for a call. A failed flush or compaction is noticed after the longest
@@ -50,115 +53,6 @@ const MIN_WAIT: Duration = Duration::from_millis(10);
 const COMPACTION_CHECK_EVERY: Duration = Duration::from_millis(50);
 /// Pauses before further attempts to write after a failure.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-
-/// A call of the store.
-pub(super) struct Call {
-    /// Time of the call, by the wall clock.
-    pub(super) at: u64,
-    pub(super) bytes: usize,
-    pub(super) command: Command,
-}
-
-pub(super) enum Command {
-    Create {
-        stream: StreamId,
-        about: Vec<u8>,
-        tail: Seq,
-        keep: u64,
-        reply: Reply<WriterEpoch>,
-    },
-    Append {
-        stream: StreamId,
-        epoch: WriterEpoch,
-        after: Seq,
-        /// Number of events.
-        events: u64,
-        /// The events, encoded as stored.
-        batch: Vec<u8>,
-        state: Option<Vec<u8>>,
-        reply: Reply<Appended>,
-    },
-    Seal {
-        stream: StreamId,
-        epoch: WriterEpoch,
-        state: Vec<u8>,
-        keep: u64,
-        reply: Reply<Appended>,
-    },
-    WriteWhole {
-        stream: StreamId,
-        about: Vec<u8>,
-        /// Number of events.
-        events: u64,
-        /// The events, encoded as stored.
-        batch: Vec<u8>,
-        state: Vec<u8>,
-        keep: u64,
-        reply: Reply<WriterEpoch>,
-    },
-    TakeOver {
-        stream: StreamId,
-        reply: Reply<WriterEpoch>,
-    },
-    Trim {
-        stream: StreamId,
-        epoch: WriterEpoch,
-        upto: Seq,
-        reply: Reply<()>,
-    },
-    Keep {
-        stream: StreamId,
-        keep: u64,
-        reply: Reply<()>,
-    },
-    Expire {
-        stream: StreamId,
-        reply: Reply<()>,
-    },
-    Put {
-        key: Arc<[u8]>,
-        value: Bytes,
-        keep: u64,
-        reply: Reply<()>,
-    },
-    Claim {
-        key: Arc<[u8]>,
-        value: Bytes,
-        keep: u64,
-        reply: Reply<Option<Bytes>>,
-    },
-    Replace {
-        key: Arc<[u8]>,
-        before: Bytes,
-        value: Bytes,
-        keep: u64,
-        reply: Reply<bool>,
-    },
-    ExpireIfEqual {
-        key: Arc<[u8]>,
-        value: Bytes,
-        keep: Option<u64>,
-        reply: Reply<()>,
-    },
-    Remove {
-        key: Arc<[u8]>,
-        reply: Reply<()>,
-    },
-    /// Blocks until the test drops the sender.
-    #[cfg(test)]
-    Hold(mpsc::Receiver<()>),
-    /// Removes all obsolete data, and waits for it.
-    #[cfg(test)]
-    Clean {
-        reply: Reply<()>,
-    },
-    /// Simulates a failed write.
-    #[cfg(test)]
-    Fail {
-        full: bool,
-        reply: Reply<()>,
-    },
-}
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
@@ -329,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// Ends all writes. Reads go on.
+    /// Ends all writes. Reads continue.
     fn stop(&mut self, failure: &Failure) {
         self.shared.index.set_health(if failure.is_full { StoreHealth::Full } else { StoreHealth::Unreachable });
         self.database = None;
@@ -360,8 +254,8 @@ impl Writer {
     }
 
     /// Checks for room, and makes the database do the due flushes and compactions, which a full
-    /// disk would fail. A database with a failed write is opened again before that: it takes no
-    /// more writes, and the files that they left behind are removed. Returns `None` if no caller is
+    /// disk would fail. A database with a failed write is opened again before that. It takes no
+    /// more writes, and the files of failed writes are removed. Returns `None` if no caller is
     /// left.
     fn try_again(
         &mut self,
@@ -385,9 +279,9 @@ impl Writer {
         Ok(if is_called { Some(database) } else { None })
     }
 
-    /// Drops tables with expired streams alone: the store may need their space to go on. Returns
-    /// false if there are none. These streams are gone for every call, also for one made before
-    /// they expired; their rows are removed with the next sweep.
+    /// Drops tables with expired streams alone: the store may need their space to continue. Returns
+    /// false if it dropped no table. These streams are gone for every call, also for a call made
+    /// before they expired. Their rows are removed with the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
         for mut meta in self.shared.index.streams.iter_mut().filter(|meta| !meta.lives(now)) {
@@ -461,7 +355,7 @@ impl Writer {
         for (stream, _) in &metas.damaged {
             index.damaged.insert(*stream);
         }
-        // The store may need the space of expired streams to go on.
+        // The store may need the space of expired streams to continue.
         for (_, meta) in metas.known.iter().chain(&metas.damaged).filter(|(_, meta)| meta.lives(now)) {
             database.live_events.keep(meta.number, meta.trimmed);
         }
@@ -504,6 +398,84 @@ impl Writer {
             self.sweep(now);
         }
         self.compact_if_due();
+    }
+
+    /// Removes expired streams and records.
+    pub(super) fn sweep(&mut self, now: u64) {
+        self.swept = now;
+        loop {
+            let mut is_done = false;
+            for _ in 0..MAX_SWEPT_ITEMS {
+                let Some(item) = self.expiry.due(now) else {
+                    is_done = true;
+                    break;
+                };
+                self.sweep_item(item, now);
+            }
+            self.commit();
+            if is_done || self.database.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn sweep_item(&mut self, item: Item, now: u64) {
+        match &item {
+            Item::Stream(stream) => match self.meta(*stream) {
+                Some(meta) if meta.lives(now) => self.expiry.set(item, meta.until),
+                Some(_) => self.forget(*stream),
+                None => {}
+            },
+            Item::Record(key) => match self.sized(key) {
+                Some((until, _)) if until > now => self.expiry.set(item.clone(), until),
+                Some(_) => self.forget_record(key.clone()),
+                None => {}
+            },
+        }
+    }
+
+    /// Starts a compaction if it would free enough, and finishes a compaction that has ended.
+    fn compact_if_due(&mut self) {
+        if self.compactor.has_ended() {
+            self.finish_compaction();
+        }
+        if self.compactor.is_due(self.sizes.slack / 4) {
+            self.begin_compaction();
+        }
+    }
+
+    fn begin_compaction(&mut self) {
+        let slack = self.sizes.slack;
+        let limits = Limits { events: self.space.events * 2 + slack, rows: self.space.rows * 2 + slack };
+        self.compactor.begin(self.database.as_ref(), limits);
+    }
+
+    fn finish_compaction(&mut self) {
+        self.compactor.wait();
+        let Some(database) = &self.database else { return };
+        if let Err(failure) = database.unlink() {
+            self.reopen(failure, None);
+        }
+    }
+
+    /// Removes all expired data, and waits until its space is free.
+    #[cfg(test)]
+    pub(super) fn compact_all(&mut self, now: u64) {
+        self.commit();
+        self.sweep(now);
+        if self.unsynced.is_some() {
+            self.sync();
+        }
+        if self.compactor.is_busy() {
+            self.finish_compaction();
+        }
+        if let Some(database) = &self.database {
+            database.settle();
+        }
+        self.begin_compaction();
+        if self.compactor.is_busy() {
+            self.finish_compaction();
+        }
     }
 
     fn sync(&mut self) {

@@ -143,7 +143,7 @@ impl ServerConnection<'_> {
         is_open && self.in_flight.len() < FLIGHTS_MAX && self.resend.calls.is_empty()
     }
 
-    /// Sends the waiting calls, up to the first one that must wait for an earlier reply.
+    /// Sends the waiting calls before the first call that must wait for an earlier reply.
     fn send(&mut self) {
         let now = clock::now();
         let mut calls = std::mem::take(&mut self.waiting);
@@ -195,8 +195,8 @@ impl ServerConnection<'_> {
                 }
             };
             let commands = sent.by_ref().take(call.count);
-            // Calls after one that must be made again may have failed for that alone. To make a
-            // call twice is safe.
+            // If a call must be made again, calls after it may have failed for that alone. A
+            // repeated call is safe.
             if matches!(answer, Some(Err(Failure::UnknownScript))) || self.resend.orders.contains(&call.order) {
                 match &mut call.work {
                     Work::Steps(steps) => steps.extend(commands.cloned()),
@@ -236,7 +236,7 @@ pub(super) async fn load_scripts(connection: &mut MultiplexedConnection) -> Resu
     Ok(())
 }
 
-/// Advances the commands past those of a call.
+/// Advances past the commands of a call.
 fn skip<T>(commands: impl Iterator<Item = T>) {
     for _ in commands {}
 }
@@ -263,7 +263,7 @@ impl<T> InOrder<T> {
         self.0.push_back(coming);
     }
 
-    /// Waits for the first future; for ever if there is none. Cancel-safe.
+    /// Waits for the first future, or for ever without a future. Cancel-safe.
     async fn next(&mut self) -> T {
         let Some(first) = self.0.front_mut() else { return std::future::pending().await };
         let result = first.await;
@@ -275,8 +275,8 @@ impl<T> InOrder<T> {
 /// Sends the calls, whose commands are `sent`.
 fn send_calls(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> BoxFuture<Flight> {
     let mut connection = connection.clone();
-    // The connection's queue has room for all calls in flight, and without a budget nothing else
-    // delays the first poll: the commands are in that queue afterwards.
+    // The connection's queue has room for all calls in flight. Without a budget nothing else delays
+    // the first poll. So the commands are in that queue afterwards.
     let mut flight = Box::pin(unconstrained(async move {
         let count = sent.len();
         let answers = connection.send_packed_commands(&sent, 0, count).await;

@@ -190,7 +190,7 @@ mod clause {
         two.one.send(Owner(3), b"first", KEEP).wait().await.unwrap();
         two.one.send(Owner(3), b"second", KEEP).wait().await.unwrap();
         let three = connect(&two.options, 3).await;
-        // The old one is there until its time is over.
+        // The old message may be kept until it expires.
         let mut got = receive(&three).await;
         got.retain(|message| message != "old");
         assert_eq!(got, ["first", "second"]);

@@ -103,7 +103,7 @@ impl Server {
         Err(log)
     }
 
-    /// Opens a connection beside those of the store.
+    /// Opens a connection beside the store's own.
     pub(super) async fn admin(&self) -> Admin {
         Admin::to(&self.url()).await
     }

@@ -6,14 +6,15 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use tokio::sync::mpsc;
 
+use super::clients::LegacyClients;
 use super::session::Session;
-use super::{LegacyClients, empty, error, sent_messages};
-use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
+use crate::upstream::bridge::responses::{empty, error, event_stream};
 use crate::upstream::server::body::collect;
 use crate::upstream::server::request::Template;
-use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::response_body::{Messages, ResponseBody};
+use crate::upstream::server::sent::Sent;
 use crate::upstream::server::sse_reader::EventReader;
 
 /// Capacity of a batch's queue of messages for its reader.
@@ -30,7 +31,7 @@ impl LegacyClients {
         session: &Arc<Session>,
         template: &Template,
         messages: Vec<Message>,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Response<ResponseBody> {
         let refused = |text| error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, text);
         if session.client.version.as_str() != REVISION {
@@ -39,8 +40,8 @@ impl LegacyClients {
         if messages.len() > MAX_MESSAGES {
             return refused("Invalid request: the batch is too long");
         }
-        if let Some(stream) = sent {
-            stream.upstream().set_sent();
+        if let Some(sent) = sent {
+            sent.set_sent();
         }
         let (out, receiver) = mpsc::channel(QUEUE);
         let has_requests = messages.iter().any(|message| matches!(message, Message::Request { .. }));
@@ -56,10 +57,10 @@ impl LegacyClients {
                     Message::Request { id, .. } => Some(id.clone()),
                     Message::Notification { .. } | Message::Response { .. } => None,
                 };
-                let server = clients.server.clone();
+                let server = clients.link.server.clone();
                 let response = Box::pin(clients.message(&server, &session, &template, message, None)).await;
                 if let Some(id) = id {
-                    let limit = clients.settings.max_event_bytes;
+                    let limit = clients.link.settings.max_event_bytes;
                     tokio::select! {
                         () = out.closed() => {}
                         () = send_messages(response.ok(), &id, &out, limit) => {}
@@ -70,7 +71,7 @@ impl LegacyClients {
         if !has_requests {
             return empty(StatusCode::ACCEPTED);
         }
-        sent_messages(receiver)
+        event_stream(Messages::received(receiver))
     }
 }
 
@@ -85,21 +86,17 @@ async fn send_messages(
     let message = match response {
         Some(response) if headers::is_sse(response.headers()) => {
             let mut reader = EventReader::new(response.into_body(), limit);
-            while let Some(gathered) = reader.batch().await {
-                let is_last = gathered.is_last();
-                for event in gathered.events {
+            while let Some(events) = reader.batch().await {
+                for event in events {
                     if out.send(event.data).await.is_err() {
                         return;
                     }
-                }
-                if is_last {
-                    break;
                 }
             }
             return;
         }
         Some(response) => {
-            let (status, is_json) = (response.status(), headers::is_json(response.headers()));
+            let (status, is_json) = (response.status(), headers::is_read_as_json(response.headers()));
             match collect(response.into_body(), limit).await {
                 Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => message,
                 Ok(_) | Err(_) => failed(&format!("the server answered with status {}", status.as_u16())),

@@ -4,45 +4,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use http::response::Parts;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::Map;
 use tokio::sync::mpsc;
 
+use super::clients::LegacyClients;
+use super::request::{ClientRequest, modern};
 use super::session::{ClientResponse, PendingRequest, Running, Session};
-use super::{LegacyClients, sent_messages, unknown_session};
+use crate::backoff::Backoff;
 use crate::clock;
-use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, Era, names};
-use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
-use crate::upstream::bridge::{is_translated, json_response};
+use crate::protocol::headers::{self, Era};
+use crate::protocol::jsonrpc::{self, Message, code, response};
+use crate::upstream::bridge::responses::{
+    as_json, event_stream, is_translated, json_response, message_in, unknown_session, untranslatable,
+};
 use crate::upstream::server::Server;
-use crate::upstream::server::body::collect;
 use crate::upstream::server::exchange::{Exchange, Unanswered};
-use crate::upstream::server::request::Template;
-use crate::upstream::server::response_body::Messages;
-use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::response_body::{Lost, Messages, ResponseBody};
+use crate::upstream::server::sent::Sent;
 use crate::upstream::server::sse_reader::EventReader;
 
-/// Pause before a call is sent again that required no input. It doubles up to the longest.
-const PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses before a call is sent again that required no input.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
+/// Pause before a call is sent again to a server that accepts no connections.
+const CONNECT_PAUSE: Duration = Duration::from_millis(250);
 /// Refusals of a request without a session by a server of the revisions with sessions.
 const REFUSALS: [StatusCode; 3] = [StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::UNPROCESSABLE_ENTITY];
 /// Capacity of a call's queue of messages for its reader. The server is not read while it is full.
 const QUEUE: usize = 16;
-
-/// Request of a client in a session.
-#[derive(Clone)]
-pub(super) struct ClientRequest {
-    pub(super) template: Template,
-    pub(super) id: RequestId,
-    pub(super) method: String,
-}
 
 /// A call of a client.
 struct Call {
@@ -53,15 +47,15 @@ struct Call {
     /// ID of the request at the server.
     own: String,
     rounds: u32,
-    pause: Duration,
+    pauses: Backoff,
+    /// Loss of the server, which the proxy reports in its place.
+    lost: Lost,
 }
 
 /// Response of the server to the first request of a call.
 enum First {
     /// Response that is not translated.
     Passes(Box<Response<ResponseBody>>),
-    /// The server does not speak the revision any more.
-    Replaced,
     Events(Box<Parts>, EventReader),
     Message(Box<Parts>, Bytes),
 }
@@ -79,7 +73,7 @@ impl LegacyClients {
         server: &Server,
         session: Arc<Session>,
         request: ClientRequest,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
         let Some(running) = session.begin(&request.id) else {
             let text = "too many calls run in this session, or one of this ID does";
@@ -88,23 +82,27 @@ impl LegacyClients {
                 response::error(&request.id, code::INVALID_REQUEST, text),
             ));
         };
-        let call =
-            Call { clients: self.clone(), own: session.next_id(), session, request, running, rounds: 0, pause: PAUSE };
+        let call = Call {
+            clients: self.clone(),
+            own: session.usage.next_id(),
+            session,
+            request,
+            running,
+            rounds: 0,
+            pauses: PAUSES,
+            lost: Lost::default(),
+        };
         let cancelled = call.running.cancelled.clone();
         let first = tokio::select! {
             first = call.first(server, sent) => first?,
             // The client expects no response any more.
             () = cancelled.notified() => {
                 let (_, nothing) = mpsc::channel(1);
-                return Ok(sent_messages(nothing));
+                return Ok(event_stream(Messages::received(nothing)));
             }
         };
         let (mut parts, message) = match first {
             First::Passes(response) => return Ok(*response),
-            First::Replaced => {
-                self.sessions.end(&call.session);
-                return Ok(unknown_session());
-            }
             First::Events(parts, reader) => {
                 return Ok(Response::from_parts(*parts, call.stream(Reply::Events(reader))));
             }
@@ -121,6 +119,7 @@ impl LegacyClients {
                 parts.status = StatusCode::OK;
                 translated.into()
             }
+            None if parts.status == StatusCode::OK => return Err(untranslatable()),
             None => message,
         };
         Ok(Response::from_parts(parts, ResponseBody::whole(translated)))
@@ -129,21 +128,21 @@ impl LegacyClients {
 
 impl Call {
     /// Sends the request for the first time, and reads enough of the response to know its kind.
-    async fn first(&self, server: &Server, sent: Option<&Arc<Stream>>) -> Result<First, Unanswered> {
+    async fn first(&self, server: &Server, sent: Option<&Sent>) -> Result<First, Unanswered> {
         let mut response = self.send(server, None, sent).await?;
         if self.read_headers_after(&mut response).await? {
             response = self.send(server, None, None).await?;
         }
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
-            parts.headers.remove(CONTENT_LENGTH);
-            let reader = EventReader::new(body, self.clients.settings.max_event_bytes);
+            headers::remove_body_facts(&mut parts.headers);
+            let reader = EventReader::new(body, self.clients.link.settings.max_event_bytes);
             return Ok(First::Events(Box::new(parts), reader));
         }
         let is_refused = REFUSALS.contains(&parts.status);
         if !is_translated(&parts) {
             if is_refused && self.is_replaced().await {
-                return Ok(First::Replaced);
+                return Ok(self.replaced());
             }
             if parts.status == StatusCode::NOT_FOUND {
                 // To the client a 404 ends its session, which the server does not know.
@@ -151,15 +150,21 @@ impl Call {
             }
             return Ok(First::Passes(Box::new(Response::from_parts(parts, body))));
         }
-        let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
+        let Ok(message) = message_in(body, self.clients.link.settings.max_event_bytes).await else {
             return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
         };
         if is_refused && !is_of_revision(&message) && self.is_replaced().await {
-            return Ok(First::Replaced);
+            return Ok(self.replaced());
         }
-        parts.headers.remove(CONTENT_LENGTH);
+        headers::remove_body_facts(&mut parts.headers);
         self.read_tools_for(&message).await;
         Ok(First::Message(Box::new(parts), message))
+    }
+
+    /// Ends the session, and returns its refusal: the server does not speak the revision any more.
+    fn replaced(&self) -> First {
+        self.clients.sessions.end(&self.session);
+        First::Passes(Box::new(unknown_session()))
     }
 
     /// Returns true if the server was replaced by a server of the older revisions.
@@ -190,7 +195,7 @@ impl Call {
         &self,
         server: &Server,
         round: Option<&Round>,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
         let body = self.request.template.body();
         let level = self.session.log_level();
@@ -203,9 +208,8 @@ impl Call {
         let facts = self.tool_facts();
         let mut template = modern(&self.request.template, &self.request.method).with_body(translated.into());
         for header in facts.iter().flat_map(|facts| &facts.headers) {
-            let arguments =
-                jsonrpc::member(body, &["params", "arguments"]).and_then(|text| serde_json::from_str(text).ok());
-            let value = header.value(&arguments.unwrap_or_default()).as_deref().and_then(envelope::encoded);
+            let arguments = jsonrpc::parsed_member(body, &["params", "arguments"]).unwrap_or_default();
+            let value = header.value(&arguments).as_deref().and_then(envelope::encoded);
             let name = HeaderName::try_from(format!("mcp-param-{}", header.name));
             if let (Ok(name), Some(value)) = (name, value) {
                 template = template.with(name, value);
@@ -219,12 +223,12 @@ impl Call {
     async fn read_headers_after(&self, response: &mut Response<ResponseBody>) -> Result<bool, Unanswered> {
         let may_be = self.request.method == "tools/call"
             && response.status() == StatusCode::BAD_REQUEST
-            && headers::is_json(response.headers());
+            && headers::is_read_as_json(response.headers());
         if !may_be {
             return Ok(false);
         }
         let body = std::mem::replace(response.body_mut(), ResponseBody::whole(Bytes::new()));
-        let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
+        let Ok(message) = message_in(body, self.clients.link.settings.max_event_bytes).await else {
             return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
         };
         let is_mismatch = bridge::is_header_mismatch(&message);
@@ -252,8 +256,9 @@ impl Call {
     /// Continues the call in a task for as long as its client reads the stream.
     fn stream(self, reply: Reply) -> ResponseBody {
         let (out, receiver) = mpsc::channel(QUEUE);
+        let lost = self.lost.clone();
         tokio::spawn(self.run(reply, out));
-        ResponseBody::Messages(Messages::received(receiver))
+        ResponseBody::Messages(Messages::received_with_loss(receiver, lost))
     }
 
     async fn run(mut self, reply: Reply, out: mpsc::Sender<Bytes>) {
@@ -300,10 +305,14 @@ impl Call {
     /// Reads events up to the response to the request. Notifications go to the client.
     async fn read(&self, mut reader: EventReader, out: &mpsc::Sender<Bytes>) -> Option<Bytes> {
         loop {
-            let gathered = reader.batch().await?;
-            for read in &gathered.events {
-                let Ok(body) = jsonrpc::peek(&read.data) else { continue };
-                for (message, text) in body.messages().iter().zip(jsonrpc::messages(&read.data)) {
+            let batch = reader.batch().await?;
+            if let Some(code) = reader.lost() {
+                self.lost.record(code);
+            }
+            for read in batch {
+                let data = as_json(read.data);
+                let Ok(body) = jsonrpc::peek(&data) else { continue };
+                for (message, text) in body.messages().iter().zip(jsonrpc::messages(&data)) {
                     match message {
                         Message::Response { id: Some(id), .. } if id.text() == self.own => {
                             return Some(Bytes::copy_from_slice(text.as_bytes()));
@@ -313,9 +322,6 @@ impl Call {
                         Message::Response { .. } | Message::Request { .. } => {}
                     }
                 }
-            }
-            if gathered.is_last() {
-                return None;
             }
         }
     }
@@ -332,12 +338,14 @@ impl Call {
         if let Some((refused, reason)) =
             required.requests.iter().find_map(|input| Some((input, input.refused_by(&self.session.client)?)))
         {
-            return Err(format!("the server asks by {}: {reason}", refused.method));
+            // The text of an error has no word of the server.
+            const KNOWN: [&str; 3] = ["elicitation/create", "roots/list", "sampling/createMessage"];
+            let method = KNOWN.into_iter().find(|known| *known == refused.method).unwrap_or("another method");
+            return Err(format!("the server asks by {method}: {reason}"));
         }
         let mut round = Round { responses: Map::new(), state: required.state };
         if required.requests.is_empty() {
-            clock::sleep(self.pause).await;
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            clock::sleep(self.pauses.next_pause()).await;
         }
         let pending: Vec<PendingRequest> =
             required.requests.iter().map(|_| self.session.begin_server_request()).collect();
@@ -346,7 +354,7 @@ impl Call {
                 return Err("the client has left".to_owned());
             }
         }
-        let until = clock::now() + self.clients.settings.max_wait;
+        let until = clock::now() + self.clients.link.settings.max_wait;
         for (input, mut pending) in required.requests.into_iter().zip(pending) {
             let response = tokio::select! {
                 response = &mut pending.response => response.ok(),
@@ -358,28 +366,30 @@ impl Call {
             self.request.template = self.request.template.going_on(&headers);
             round.responses.insert(input.key, outcome?);
         }
-        self.own = self.session.next_id();
+        self.own = self.session.usage.next_id();
         self.send_round(&round).await
     }
 
     /// Sends the call with the client responses of a round.
     async fn send_round(&self, round: &Round) -> Result<Reply, String> {
-        let until = clock::now() + self.clients.settings.connect_wait;
+        let until = clock::now() + self.clients.link.settings.connect_wait;
         let response = loop {
-            match self.send(&self.clients.server, Some(round), None).await {
+            match self.send(&self.clients.link.server, Some(round), None).await {
                 Ok(response) => break response,
                 // A restarting server has not received the request.
-                Err(unanswered) if unanswered.is_unconnected && clock::now() < until => clock::sleep(PAUSE).await,
+                Err(unanswered) if unanswered.is_unconnected && clock::now() < until => {
+                    clock::sleep(CONNECT_PAUSE).await
+                }
                 Err(_) => return Err("the server did not answer".to_owned()),
             }
         };
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) {
-            let reader = EventReader::new(response.into_body(), self.clients.settings.max_event_bytes);
+            let reader = EventReader::new(response.into_body(), self.clients.link.settings.max_event_bytes);
             return Ok(Reply::Events(reader));
         }
-        let is_json = headers::is_json(response.headers());
-        match collect(response.into_body(), self.clients.settings.max_event_bytes).await {
+        let is_json = headers::is_read_as_json(response.headers());
+        match message_in(response.into_body(), self.clients.link.settings.max_event_bytes).await {
             Ok(message) if is_json && self.translated_response(&message).is_some() => Ok(Reply::Message(message)),
             Ok(_) => Err(format!("the server answered with status {}", status.as_u16())),
             Err(_) => Err("the server's answer broke off".to_owned()),
@@ -399,21 +409,4 @@ fn is_of_revision(message: &[u8]) -> bool {
                 | code::UNSUPPORTED_VERSION
         )
     )
-}
-
-/// Returns a client's request with the headers of 2026-07-28 and the caller's own headers.
-pub(super) fn modern(template: &Template, method: &str) -> Template {
-    let mut headers = template.own_headers();
-    headers.remove(names::MCP_SESSION_ID);
-    headers.remove(names::LAST_EVENT_ID);
-    headers.insert(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static(bridge::MODERN));
-    if let Ok(method) = HeaderValue::from_str(method) {
-        headers.insert(names::MCP_METHOD, method);
-    }
-    let name = bridge::name_header(template.body(), method);
-    if let Some(name) = name.as_deref().and_then(envelope::encoded) {
-        headers.insert(names::MCP_NAME, name);
-    }
-    let body = template.body().clone();
-    template.beside(template.method().clone(), &headers, body).for_caller(template.caller().cloned())
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use http::Response;
 
-use super::LegacyClients;
-use super::call::modern;
+use super::clients::LegacyClients;
+use super::request::modern;
 use super::session::{Session, Subscription};
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::protocol::bridge::legacy_clients as bridge;
 use crate::protocol::headers;
@@ -24,9 +25,9 @@ const LISTEN: &str = "subscriptions/listen";
 const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
 /// Time limit for the acknowledgement. Requests of the client wait meanwhile.
 const WAIT: Duration = Duration::from_secs(10);
-/// Pause before a lost subscription is made again. It doubles up to the longest.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Pauses before a lost subscription is made again.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+
 impl LegacyClients {
     /// Replaces the subscription by a subscription to all that the session needs now, with the
     /// headers of this request. The previous subscription ends once the new one is acknowledged.
@@ -49,12 +50,12 @@ impl LegacyClients {
             session.set_subscription(None, wanted);
             return true;
         }
-        let body = bridge::listen(&session.next_id(), &session.client, &lists, &wanted.1);
+        let body = bridge::listen(&session.usage.next_id(), &session.client, &lists, &wanted.1);
         let post = modern(&synthetic::post(template, body), LISTEN);
         let opening = async {
-            let response = self.server.exchange(&post, None).await.ok()?;
+            let response = self.link.server.exchange(&post, None).await.ok()?;
             let is_stream = response.status().is_success() && headers::is_sse(response.headers());
-            if is_stream { acknowledged(response, self.settings.max_event_bytes).await } else { None }
+            if is_stream { acknowledged(response, self.link.settings.max_event_bytes).await } else { None }
         };
         let Ok(Some((reader, rest))) = tokio::time::timeout(WAIT, opening).await else { return false };
         for (method, text) in &rest {
@@ -70,29 +71,23 @@ impl LegacyClients {
 async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<(EventReader, Vec<(String, String)>)> {
     let mut reader = EventReader::new(response.into_body(), limit);
     loop {
-        let gathered = reader.batch().await?;
-        let mut notifications = gathered.events.iter().flat_map(|event| notifications(&event.data)).collect::<Vec<_>>();
+        let events = reader.batch().await?;
+        let mut notifications = events.iter().flat_map(|event| notifications(&event.data)).collect::<Vec<_>>();
         if let Some(at) = notifications.iter().position(|(method, _)| method == ACKNOWLEDGED) {
             return Some((reader, notifications.split_off(at + 1)));
-        }
-        if gathered.is_last() {
-            return None;
         }
     }
 }
 
 /// Reads a subscription to its end, then makes it again for as long as the session lives.
 async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader) {
-    while let Some(gathered) = reader.batch().await {
+    while let Some(events) = reader.batch().await {
         let Some(session) = session.upgrade() else { return };
-        for event in &gathered.events {
+        for event in &events {
             for (method, text) in notifications(&event.data) {
                 notify(&session, &method, &text);
                 session.wait_for_reader().await;
             }
-        }
-        if gathered.is_last() {
-            break;
         }
     }
     drop(reader);
@@ -103,12 +98,11 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
 /// Makes a lost subscription again. Boxed, since the task of the new subscription may do the same.
 fn renewed(clients: Weak<LegacyClients>, session: Weak<Session>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
-        let mut pause = PAUSE;
+        let mut pauses = PAUSES;
         loop {
-            clock::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            clock::sleep(pauses.next_pause()).await;
             let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-            let Some(latest) = session.latest() else { return };
+            let latest = session.usage.last_request();
             if session.has_subscription() || clients.subscribe(&session, &latest).await {
                 return;
             }

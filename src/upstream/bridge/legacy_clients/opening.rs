@@ -6,18 +6,18 @@ use std::time::Duration;
 use http::{HeaderValue, StatusCode};
 use tracing::debug;
 
+use super::clients::LegacyClients;
 use super::session::Session;
-use super::{Exchanged, LegacyClients, error, json_response, response_in};
-use crate::channel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
-use crate::upstream::server::exchange::{Exchange, Unanswered};
+use crate::sync;
+use crate::upstream::bridge::responses::{error, json_response, refusal, response_in};
+use crate::upstream::bridge::sessions::until_idle;
+use crate::upstream::server::exchange::{Exchange, Exchanged, Unanswered};
 use crate::upstream::server::request::Template;
-use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic::discover_request;
-use crate::{clock, sync};
 
 /// Time limit of the request for the server's capabilities.
 const OPENING_WAIT: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ impl LegacyClients {
             }
         };
         let discovery = async {
-            let response = self.server.exchange(&discover_request(template, None), None).await?;
+            let response = self.link.server.exchange(&discover_request(template, None), None).await?;
             let status = response.status();
             if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
                 return Ok(Err(response));
@@ -64,10 +64,8 @@ impl LegacyClients {
         };
         self.record_session();
         let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
-        let Some(session) = self.sessions.open(client, self.shared(server), template.caller()) else {
-            let text = "there are too many sessions";
-            let refusal = channel::refusal_about(ErrorCode::NoServer, text, std::slice::from_ref(id));
-            return Ok(refusal.map(ResponseBody::from));
+        let Some(session) = self.sessions.open(client, self.shared(server), template) else {
+            return Ok(refusal(ErrorCode::NoServer, "there are too many sessions", id));
         };
         if let Ok(name) = HeaderValue::from_str(&session.name) {
             response.headers_mut().insert(names::MCP_SESSION_ID, name);
@@ -88,16 +86,12 @@ impl LegacyClients {
 
     /// Ends the session after its idle time. The client's next request opens it again.
     fn end_when_idle(self: &Arc<Self>, session: &Arc<Session>) {
-        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
+        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.link.settings.config.idle);
         tokio::spawn(async move {
-            let mut until = clock::now() + idle;
-            loop {
-                clock::sleep_until(until.max(clock::now() + Duration::from_secs(1))).await;
-                let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-                match clients.sessions.end_if_idle(&session, idle) {
-                    Some(next) => until = next,
-                    None => return,
-                }
+            if let Some(session) = until_idle(session, idle).await
+                && let Some(clients) = clients.upgrade()
+            {
+                clients.sessions.end(&session);
             }
         });
     }

@@ -4,7 +4,6 @@
 //! and is opened again in the same way.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,12 +16,11 @@ use crate::channel::Caller;
 use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
-use crate::upstream::bridge::pressure::{is_pressed, relieved};
+use crate::upstream::bridge::outbox::Outbox;
+use crate::upstream::bridge::sessions::{self, Usage, make_room};
 use crate::upstream::server::request::Template;
-use crate::{clock, random, sync};
+use crate::{random, sync};
 
-/// Maximum number of sessions. Beyond it the session that is idle longest ends.
-const MAX_SESSIONS: usize = 4096;
 /// Maximum number of running calls of one session.
 const MAX_CALLS: usize = 4096;
 /// Maximum number of tools with requirements that one session remembers.
@@ -50,27 +48,23 @@ pub(super) struct Session {
     pub(super) server: Arc<Discovered>,
     /// Caller that owns the session, or `None` for a caller without credentials.
     caller: Option<Arc<Caller>>,
-    next: AtomicU64,
+    pub(super) usage: Usage,
     state: Mutex<State>,
     /// Held during a change of the subscription at the server.
     pub(super) subscribing: Arc<tokio::sync::Mutex<()>>,
 }
 
+#[derive(Default)]
 struct State {
-    used: Instant,
-    /// Last request of the caller, without its body: its credentials are the newest.
-    latest: Option<Template>,
     /// Lists and resources of the subscription.
     subscribed: (bool, Vec<String>),
     log_level: Option<String>,
     resources: BTreeSet<String>,
     pending: HashMap<RequestId, oneshot::Sender<ClientResponse>>,
     calls: HashMap<RequestId, Arc<Notify>>,
-    stream: Option<mpsc::Sender<Bytes>>,
+    stream: Option<Arc<Outbox>>,
     /// The session's standalone stream, until its client opens it.
     expected: Option<mpsc::Receiver<Bytes>>,
-    /// True after a burst has waited in vain for the reader of the stream.
-    is_slow: bool,
     subscription: Option<Subscription>,
     /// Facts about tools from the lists read in the session, or `None` before the first list.
     tools: Option<HashMap<String, ToolFacts>>,
@@ -110,37 +104,22 @@ impl Sessions {
         &self,
         client: ClientFacts,
         server: Arc<Discovered>,
-        caller: Option<&Arc<Caller>>,
+        request: &Template,
     ) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             name: new_session_name(random::bytes()),
             client,
             server,
-            caller: with_credentials(caller).cloned(),
-            next: AtomicU64::new(1),
-            state: Mutex::new(State {
-                used: clock::now(),
-                latest: None,
-                subscribed: Default::default(),
-                log_level: None,
-                resources: BTreeSet::new(),
-                pending: HashMap::new(),
-                calls: HashMap::new(),
-                stream: None,
-                expected: None,
-                is_slow: false,
-                subscription: None,
-                tools: None,
-                later_callers: Vec::new(),
-            }),
+            caller: with_credentials(request.caller()).cloned(),
+            usage: Usage::of(request),
+            state: Mutex::default(),
             subscribing: Arc::default(),
         });
         let mut sessions = sync::lock(&self.0);
-        let of_caller = sessions.values().filter(|other| other.caller.is_some() && other.caller == session.caller);
-        if of_caller.count() >= MAX_OF_CALLER {
-            end_idlest(&mut sessions, |other| other.caller == session.caller)?;
-        } else if sessions.len() >= MAX_SESSIONS {
-            end_idlest(&mut sessions, |_| true)?;
+        let is_of_caller = |_: &String, other: &Arc<Session>| other.caller.is_some() && other.caller == session.caller;
+        let evicted = make_room(&mut sessions, MAX_OF_CALLER, is_of_caller, |session| Some(session.clone())).ok()?;
+        if let Some((_, evicted)) = evicted {
+            evicted.end();
         }
         sessions.insert(session.name.clone(), session.clone());
         Some(session)
@@ -156,25 +135,15 @@ impl Sessions {
         sync::lock(&self.0).remove(&session.name);
         session.end();
     }
-
-    /// Ends a session that was not used for this long. Returns the time of the next check, or
-    /// `None` once the session has ended.
-    pub(super) fn end_if_idle(&self, session: &Session, idle: Duration) -> Option<Instant> {
-        let until = session.used() + idle;
-        if clock::now() < until {
-            return Some(until);
-        }
-        self.end(session);
-        None
-    }
 }
 
-/// Ends the longest idle of the matching sessions. Returns `None` if all are in use.
-fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) -> Option<()> {
-    let idle = sessions.values().filter(|session| concerns(session) && !session.is_busy());
-    let name = idle.min_by_key(|session| session.used())?.name.clone();
-    sessions.remove(&name)?.end();
-    Some(())
+impl sessions::Session for Session {
+    /// A session is in use while a call runs or the client listens.
+    fn idle_since(&self) -> Option<Instant> {
+        let state = sync::lock(&self.state);
+        let is_busy = !state.calls.is_empty() || state.stream.as_ref().is_some_and(|stream| stream.is_read());
+        if is_busy { None } else { Some(self.usage.last_use()) }
+    }
 }
 
 impl Session {
@@ -228,34 +197,6 @@ impl Session {
         unknown
     }
 
-    /// Returns a new ID for a request to the server.
-    pub(super) fn next_id(&self) -> String {
-        format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Records a request of the caller: it is the last use, with the newest credentials.
-    pub(super) fn record_request(&self, request: &Template) {
-        let mut state = sync::lock(&self.state);
-        state.used = clock::now();
-        state.latest = Some(request.with_body(Bytes::new()));
-    }
-
-    /// Returns the last request of the caller, for its credentials, or `None` before the first.
-    pub(super) fn latest(&self) -> Option<Template> {
-        sync::lock(&self.state).latest.clone()
-    }
-
-    /// Returns the time of the last request, or now while a call runs or the client listens.
-    fn used(&self) -> Instant {
-        if self.is_busy() { clock::now() } else { sync::lock(&self.state).used }
-    }
-
-    /// Returns true while a call runs or the client listens.
-    fn is_busy(&self) -> bool {
-        let state = sync::lock(&self.state);
-        !state.calls.is_empty() || state.stream.as_ref().is_some_and(|stream| !stream.is_closed())
-    }
-
     pub(super) fn log_level(&self) -> Option<String> {
         sync::lock(&self.state).log_level.clone()
     }
@@ -295,16 +236,16 @@ impl Session {
         Some(Running { session: self.clone(), id: id.clone(), cancelled })
     }
 
-    /// Cancels a call.
-    pub(super) fn cancel(&self, id: &RequestId) {
-        if let Some(call) = sync::lock(&self.state).calls.get(id) {
+    /// Cancels the call of this ID, if there is one.
+    pub(super) fn cancel(&self, id: Option<RequestId>) {
+        if let Some(call) = id.and_then(|id| sync::lock(&self.state).calls.get(&id).cloned()) {
             call.notify_one();
         }
     }
 
     /// Registers a server request under a new ID.
     pub(super) fn begin_server_request(self: &Arc<Self>) -> PendingRequest {
-        let id = RequestId::String(format!("srv-{}", self.next.fetch_add(1, Ordering::Relaxed)).into());
+        let id = RequestId::String(format!("srv-{}", self.usage.next_number()).into());
         let (sender, response) = oneshot::channel();
         sync::lock(&self.state).pending.insert(id.clone(), sender);
         PendingRequest { session: self.clone(), id, response }
@@ -326,8 +267,8 @@ impl Session {
         if let Some(expected) = state.expected.take() {
             return expected;
         }
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        state.stream = Some(sender);
+        let (stream, receiver) = Outbox::new(QUEUE);
+        state.stream = Some(stream);
         receiver
     }
 
@@ -335,10 +276,10 @@ impl Session {
     /// queues them.
     pub(super) fn expect_stream(&self) -> bool {
         let mut state = sync::lock(&self.state);
-        let is_read = state.stream.as_ref().is_some_and(|stream| !stream.is_closed());
+        let is_read = state.stream.as_ref().is_some_and(|stream| stream.is_read());
         if !is_read {
-            let (sender, receiver) = mpsc::channel(QUEUE);
-            (state.stream, state.expected) = (Some(sender), Some(receiver));
+            let (stream, receiver) = Outbox::new(QUEUE);
+            (state.stream, state.expected) = (Some(stream), Some(receiver));
         }
         !is_read
     }
@@ -350,29 +291,24 @@ impl Session {
 
     /// Returns true while the client reads the standalone stream.
     pub(super) fn has_stream(&self) -> bool {
-        sync::lock(&self.state).stream.as_ref().is_some_and(|stream| !stream.is_closed())
+        sync::lock(&self.state).stream.as_ref().is_some_and(|stream| stream.is_read())
     }
 
     /// Sends a message on the standalone stream. Without a reader it is lost.
     pub(super) fn notify(&self, message: &[u8]) {
         if let Some(stream) = &sync::lock(&self.state).stream {
-            let _ = stream.try_send(Bytes::copy_from_slice(message));
+            stream.send(Bytes::copy_from_slice(message));
         }
     }
 
     /// Waits briefly for the reader of the standalone stream, if it is behind.
     pub(super) async fn wait_for_reader(&self) {
         let stream = {
-            let mut state = sync::lock(&self.state);
-            let is_pressed = state.stream.as_ref().is_some_and(is_pressed);
-            state.is_slow &= is_pressed;
-            let waits = is_pressed && !state.is_slow && state.expected.is_none();
-            state.stream.clone().filter(|_| waits)
+            let state = sync::lock(&self.state);
+            state.stream.clone().filter(|_| state.expected.is_none())
         };
-        if let Some(stream) = stream
-            && !relieved(stream).await
-        {
-            sync::lock(&self.state).is_slow = true;
+        if let Some(stream) = stream {
+            stream.wait_for_reader().await;
         }
     }
 
@@ -429,9 +365,9 @@ impl Drop for PendingRequest {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut state = sync::lock(&self.session.state);
-        state.calls.remove(&self.id);
-        state.used = clock::now();
+        // In this order: a session without a call is idle since its last use.
+        self.session.usage.touch();
+        sync::lock(&self.session.state).calls.remove(&self.id);
     }
 }
 

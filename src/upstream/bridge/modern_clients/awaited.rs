@@ -1,4 +1,4 @@
-//! A client's request at the server, until its response begins.
+//! A translated request that was sent to the server, until its response begins.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use super::request::ClientRequest;
 use super::running::{Begun, Traits};
 use super::session::LegacySession;
-use super::{ClientRequest, ModernClients, standalone};
+use super::standalone;
 use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::jsonrpc::RequestId;
 use crate::upstream::server::synthetic;
@@ -16,9 +17,8 @@ use crate::upstream::server::synthetic;
 /// A request whose response has not begun. Dropping it cancels the request at the server, where a
 /// disconnect cancels nothing.
 pub(super) struct Awaited {
-    clients: Arc<ModernClients>,
     session: Arc<LegacySession>,
-    request: ClientRequest,
+    request: Arc<ClientRequest>,
     /// ID at the server.
     own: String,
     /// Messages on the standalone stream that concern the request. `None` if the request accepts no
@@ -31,14 +31,9 @@ pub(super) struct Awaited {
 impl Awaited {
     /// Registers a request before it is sent under the ID `own`. From now on it gets server
     /// requests.
-    pub(super) fn new(
-        clients: &Arc<ModernClients>,
-        session: &Arc<LegacySession>,
-        request: &ClientRequest,
-        own: String,
-    ) -> Self {
-        let (clients, session, request) = (clients.clone(), session.clone(), request.clone());
-        let mut awaited = Self { clients, session, request, own, inbox: None, early: None, is_cancelled_by_drop: true };
+    pub(super) fn new(session: &Arc<LegacySession>, request: &Arc<ClientRequest>, own: String) -> Self {
+        let (session, request) = (session.clone(), request.clone());
+        let mut awaited = Self { session, request, own, inbox: None, early: None, is_cancelled_by_drop: true };
         if awaited.request.kind.may_request_input() {
             awaited.inbox = Some(awaited.begin());
         }
@@ -82,9 +77,8 @@ impl Awaited {
     }
 
     fn post(&self, message: Vec<u8>) {
-        let (clients, session) = (self.clients.clone(), self.session.clone());
-        let template = self.request.template.clone();
-        tokio::spawn(async move { clients.post(&session, &template, message).await });
+        let (session, template) = (self.session.clone(), self.request.template.clone());
+        tokio::spawn(async move { session.post(&template, message).await });
     }
 }
 
@@ -106,7 +100,7 @@ impl Drop for Awaited {
             }
         }
         for message in &messages {
-            standalone::reassign(&self.clients, &self.session, message);
+            standalone::reassign(&self.session, message);
         }
         if self.is_cancelled_by_drop {
             self.post(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));

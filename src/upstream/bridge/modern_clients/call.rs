@@ -6,22 +6,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
-use http::StatusCode;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::awaited::Awaited;
+use super::request::ClientRequest;
 use super::session::{Busy, LegacySession};
-use super::{ClientRequest, ModernClients, in_session, standalone};
+use super::standalone;
 use crate::clock;
-use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, listen};
+use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, UrlElicitations, listen};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::protocol::stream::Ending;
-use crate::upstream::server::exchange::Exchange;
-use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::response_body::Lost;
 use crate::upstream::server::sse_reader::{EventReader, GatherResult};
 use crate::upstream::server::synthetic;
 
@@ -35,12 +33,9 @@ const MAX_REOPENINGS: u32 = 10;
 const MAX_PENDING: usize = 64;
 /// Maximum age of an input round, as a multiple of `input_grace`.
 const LONGEST_GRACE: u32 = 5;
-/// Maximum wait of a response for the first message of the server.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// A call. Dropping it before its response cancels it at the server.
 pub(super) struct BridgedCall {
-    clients: Arc<ModernClients>,
     session: Arc<LegacySession>,
     _busy: Busy,
     /// Last request of the client for the call.
@@ -65,8 +60,12 @@ pub(super) struct BridgedCall {
     retry: Duration,
     /// Number of reopenings since the last message.
     reopenings: u32,
+    /// Refusal of the server until the user opens elicitation URLs, or `None` without one.
+    refused: Option<(UrlElicitations, Bytes)>,
     /// True once the server has responded, or its stream has ended for good.
     is_finished: bool,
+    /// Loss of the server, which the proxy reports in its place.
+    lost: Lost,
 }
 
 struct ServerRequest {
@@ -75,10 +74,16 @@ struct ServerRequest {
     unnamed: Option<Bytes>,
     /// True once a client has received the request.
     is_forwarded: bool,
-    key: String,
     id: RequestId,
-    method: String,
-    params: Value,
+    input: InputRequest,
+}
+
+/// A server request for the client of a later revision.
+#[derive(Clone)]
+pub(super) struct InputRequest {
+    pub(super) key: String,
+    pub(super) method: String,
+    pub(super) params: Value,
 }
 
 /// Stream that carried a message of the server.
@@ -98,12 +103,15 @@ pub(super) enum Source {
     Begun(EventReader),
 }
 
-/// Beginning of the response to a call.
-pub(super) enum Begun {
-    /// Messages for the client.
-    Stream(Messages),
-    /// An immediate error of the server. It has an HTTP status at the client's revision.
-    Refused(Bytes),
+/// State of a call after a step.
+pub(super) enum Next {
+    Continues(Box<BridgedCall>),
+    /// Server requests need client responses: the call must be parked.
+    NeedsInput(Box<BridgedCall>),
+    /// The server has refused the call, by this error, until its user opens elicitation URLs.
+    NeedsUrls(Box<BridgedCall>, UrlElicitations, Bytes),
+    /// The server has responded, or its stream has ended for good.
+    Ended,
 }
 
 impl Source {
@@ -129,7 +137,6 @@ impl Source {
 
 impl BridgedCall {
     pub(super) fn new(
-        clients: &Arc<ModernClients>,
         session: Arc<LegacySession>,
         busy: Busy,
         request: &ClientRequest,
@@ -138,7 +145,6 @@ impl BridgedCall {
     ) -> Box<Self> {
         let (own, inbox, early) = awaited.into_parts();
         Box::new(Self {
-            clients: clients.clone(),
             session,
             _busy: busy,
             request: request.clone(),
@@ -153,27 +159,10 @@ impl BridgedCall {
             last_event_id: None,
             retry: RETRY,
             reopenings: 0,
+            refused: None,
             is_finished: false,
+            lost: Lost::default(),
         })
-    }
-
-    /// Returns the messages for the client, up to the response or to an input round.
-    pub(super) fn messages(self: Box<Self>) -> Messages {
-        let steps = stream::unfold(Some(self), async |call| {
-            let (messages, call) = call?.step().await;
-            Some((stream::iter(messages), call))
-        });
-        Messages::of(steps.flatten())
-    }
-
-    /// Waits briefly for the first message: an error may have a status, which precedes it.
-    pub(super) async fn begun(self: Box<Self>) -> Begun {
-        let mut messages = self.messages().peekable();
-        let is_refusal = |message: &Bytes| bridge::status_of(message) != StatusCode::OK;
-        match tokio::time::timeout(FIRST_WAIT, Pin::new(&mut messages).peek()).await {
-            Ok(Some(Ok(message))) if is_refusal(message) => Begun::Refused(message.clone()),
-            Ok(_) | Err(_) => Begun::Stream(Messages::Bridge(Box::pin(messages))),
-        }
     }
 
     /// Returns true if this is the call with this digest, in this session.
@@ -186,6 +175,11 @@ impl BridgedCall {
         &self.request
     }
 
+    /// Returns the loss of the server, which is recorded before the error that reports it.
+    pub(super) fn lost(&self) -> &Lost {
+        &self.lost
+    }
+
     pub(super) fn session(&self) -> &Arc<LegacySession> {
         &self.session
     }
@@ -195,7 +189,7 @@ impl BridgedCall {
         self.request = ClientRequest { rounds: self.request.rounds, ..request.clone() };
         let mut posted = Vec::new();
         for request in std::mem::take(&mut self.pending) {
-            match responses.get(&request.key) {
+            match responses.get(&request.input.key) {
                 Some(response) => {
                     posted.push(bridge::client_response(&request.id, response));
                 }
@@ -212,14 +206,14 @@ impl BridgedCall {
     }
 
     /// Reads until there are messages for the client, or the response must end.
-    async fn step(mut self: Box<Self>) -> (Vec<Bytes>, Option<Box<Self>>) {
+    pub(super) async fn step(mut self: Box<Self>) -> (Vec<Bytes>, Next) {
         let mut out = Vec::new();
         if let Some(message) = self.early.take() {
             self.handle(&message, &mut out, Place::Session);
         }
         loop {
             if !out.is_empty() {
-                return (out, Some(self));
+                return (out, Next::Continues(self));
             }
             let due = self.due;
             let is_due = async {
@@ -237,11 +231,15 @@ impl BridgedCall {
                     };
                     if self.is_finished || (has_ended && !self.reopen().await) {
                         self.is_finished = true;
-                        return (out, None);
+                        let next = match self.refused.take() {
+                            Some((elicitations, error)) => Next::NeedsUrls(self, elicitations, error),
+                            None => Next::Ended,
+                        };
+                        return (out, next);
                     }
                 }
                 Some(message) = self.inbox.recv() => self.handle(&message, &mut out, Place::Session),
-                () = is_due => return (vec![self.park()], None),
+                () = is_due => return (out, Next::NeedsInput(self)),
             }
         }
     }
@@ -249,6 +247,11 @@ impl BridgedCall {
     /// Takes bytes of the server's stream. Returns true if the stream has ended.
     async fn take(&mut self, piece: Bytes, out: &mut Vec<Bytes>) -> bool {
         let gathered = self.source.gather(piece).await;
+        if let Source::Begun(reader) = &self.source
+            && let Some(code) = reader.lost()
+        {
+            self.lost.record(code);
+        }
         let has_ended = gathered.is_last();
         for event in gathered.events {
             if let Some(id) = event.id.filter(|id| !id.is_empty()) {
@@ -270,10 +273,10 @@ impl BridgedCall {
         while self.reopenings < MAX_REOPENINGS {
             self.reopenings += 1;
             clock::sleep(self.retry).await;
-            let get = in_session(&self.session, &self.request.template.to_get(Some(&last)));
-            match self.clients.server.exchange(&get, None).await {
+            let get = self.request.template.to_get(Some(&last));
+            match self.session.exchange(&get).await {
                 Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
-                    let limit = self.clients.settings.max_event_bytes;
+                    let limit = self.session.link.settings.max_event_bytes;
                     self.source = Source::Begun(EventReader::new(response.into_body(), limit));
                     return true;
                 }
@@ -286,13 +289,21 @@ impl BridgedCall {
 
     /// Handles an event of the server, and adds the messages for the client to `out`.
     fn handle(&mut self, data: &[u8], out: &mut Vec<Bytes>, place: Place) {
+        let json = jsonrpc::as_json(data);
+        let data = json.as_deref().unwrap_or(data);
         let Ok(body) = jsonrpc::peek(data) else { return };
         for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
             let text = text.as_bytes();
             let translated = match message {
                 Message::Response { id: Some(id), .. } if id.text() == self.own => {
                     self.is_finished = true;
-                    self.clients.response_to(&self.request, &self.session, text)
+                    match self.request.urls_in(text) {
+                        Some(elicitations) => {
+                            self.refused = Some((elicitations, Bytes::copy_from_slice(text)));
+                            None
+                        }
+                        None => self.request.result_as(&self.session, text),
+                    }
                 }
                 Message::Response { .. } => None,
                 Message::Request { id, method } => {
@@ -310,8 +321,7 @@ impl BridgedCall {
         match method {
             "notifications/progress" => bridge::progress_as(text, &self.own, self.request.progress_token.as_deref()?),
             "notifications/message" => {
-                let level = jsonrpc::member(text, &["params", "level"])?;
-                let level = LogLevel::of(&serde_json::from_str::<String>(level).ok()?)?;
+                let level = LogLevel::of(&jsonrpc::string_member(text, &["params", "level"])?)?;
                 self.request.envelope.log_level.is_some_and(|wanted| level >= wanted).then(|| text.to_vec())
             }
             "notifications/cancelled" => {
@@ -356,40 +366,28 @@ impl BridgedCall {
         self.received += 1;
         let unnamed = (place == Place::Session).then(|| Bytes::copy_from_slice(text));
         let (key, id) = (format!("q{}", self.received), id.clone());
-        self.pending.push(ServerRequest { unnamed, is_forwarded: false, key, id, method, params });
-        let grace = self.clients.settings.input_grace;
+        let input = InputRequest { key, method, params };
+        self.pending.push(ServerRequest { unnamed, is_forwarded: false, id, input });
+        let grace = self.session.link.settings.input_grace;
         let latest = *self.pending_since.get_or_insert_with(clock::now) + LONGEST_GRACE * grace;
         self.due = Some((clock::now() + grace).min(latest));
     }
 
-    /// Parks the call and hands its pending server requests to the client. Returns the last message
-    /// of the response.
-    fn park(mut self: Box<Self>) -> Bytes {
+    /// Prepares the call to be parked: it gets no server requests until its client continues it.
+    /// Returns the pending server requests for the client.
+    pub(super) fn begin_round(&mut self) -> Vec<InputRequest> {
         self.due = None;
         self.pending_since = None;
         self.session.calls.set_parked(&self.own, true);
-        for request in &mut self.pending {
-            request.is_forwarded = true;
-        }
         while let Ok(message) = self.inbox.try_recv() {
-            standalone::reassign(&self.clients, &self.session, &message);
+            standalone::reassign(&self.session, &message);
         }
         self.request.rounds += 1;
-        let id = self.request.id.clone();
-        let forwarded: Vec<_> = self
-            .pending
-            .iter()
-            .map(|request| (request.key.clone(), request.method.clone(), request.params.clone()))
-            .collect();
-        let message = match self.clients.clone().park_call(self) {
-            Some(state) => {
-                let pending = forwarded.iter().map(|(key, method, params)| (key.as_str(), method.as_str(), params));
-                bridge::input_required(&id, pending, &state)
-            }
-            // The call was dropped, and so cancelled at the server.
-            None => bridge::too_many_waiting(&id),
-        };
-        message.into()
+        let forwarded = self.pending.iter_mut().map(|request| {
+            request.is_forwarded = true;
+            request.input.clone()
+        });
+        forwarded.collect()
     }
 
     /// Cancels the call at the server. Returns once the server has been notified.
@@ -397,7 +395,7 @@ impl BridgedCall {
         let messages = self.last_messages();
         self.is_finished = true;
         for message in messages {
-            self.clients.post(&self.session, &self.request.template, message).await;
+            self.session.post(&self.request.template, message).await;
         }
     }
 
@@ -410,7 +408,7 @@ impl BridgedCall {
         for request in std::mem::take(&mut self.pending) {
             match request.unnamed {
                 Some(text) if !request.is_forwarded => unnamed.push(text),
-                Some(_) | None => messages.push(bridge::abandoned_response(&request.id, &request.method)),
+                Some(_) | None => messages.push(bridge::abandoned_response(&request.id, &request.input.method)),
             }
         }
         self.inbox.close();
@@ -418,7 +416,7 @@ impl BridgedCall {
             unnamed.push(message);
         }
         for request in unnamed {
-            standalone::reassign(&self.clients, &self.session, &request);
+            standalone::reassign(&self.session, &request);
         }
         if !self.is_finished {
             messages.push(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
@@ -428,10 +426,10 @@ impl BridgedCall {
 
     /// Posts messages of the proxy's own in a separate task, in their order.
     fn post(&self, messages: Vec<Vec<u8>>) {
-        let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.request.template.clone());
+        let (session, template) = (self.session.clone(), self.request.template.clone());
         tokio::spawn(async move {
             for message in messages {
-                clients.post(&session, &template, message).await;
+                session.post(&template, message).await;
             }
         });
     }

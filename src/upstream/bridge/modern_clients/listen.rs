@@ -9,16 +9,16 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::request::{ClientRequest, refusal};
 use super::session::{Key, LegacySession};
-use super::{Called, ClientRequest, ModernClients, refusal};
+use super::{Called, ModernClients};
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
-use crate::protocol::jsonrpc::code;
-use crate::upstream::bridge::{event_stream, json_response};
+use crate::protocol::jsonrpc::{self, code};
+use crate::upstream::bridge::responses::{event_stream, json_response};
 use crate::upstream::server::exchange::Unanswered;
 use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::Messages;
-use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 
 /// Number of resource subscriptions that begin at the same time, and time limit for all of them.
@@ -45,7 +45,7 @@ impl ModernClients {
                     let Some(clients) = clients.upgrade() else { return };
                     let Some(session) = clients.sessions.current(&of_key) else { return };
                     for uri in gone {
-                        clients.subscribe(&session, &session.latest(), &uri, false).await;
+                        subscribe(&session, &session.usage.last_request(), &uri, false).await;
                     }
                 });
             }
@@ -54,7 +54,7 @@ impl ModernClients {
             return Ok(json_response(http::StatusCode::OK, too_many_waiting(&request.id)).into());
         }
         let new: Vec<String> = filter.resources().iter().filter(|uri| held.add(uri)).cloned().collect();
-        for uri in self.subscribe_all(session, &request.template, new).await {
+        for uri in subscribe_all(session, &request.template, new).await {
             held.remove(&uri);
             filter.remove_resource(&uri);
         }
@@ -69,50 +69,43 @@ impl ModernClients {
                 None => return Ok(json_response(http::StatusCode::OK, too_many_waiting(&request.id)).into()),
             }
         };
-        Ok(event_stream(ResponseBody::Messages(messages)).into())
+        Ok(event_stream(messages).into())
     }
+}
 
-    /// Begins resource subscriptions at the server, several at the same time. Returns the resources
-    /// that the server refuses, or does not confirm within ten seconds.
-    pub(super) async fn subscribe_all(
-        self: &Arc<Self>,
-        session: &Arc<LegacySession>,
-        template: &Template,
-        uris: Vec<String>,
-    ) -> HashSet<String> {
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        let mut subscribing = JoinSet::new();
-        for uri in uris.clone() {
-            let (clients, session, template, turns) = (self.clone(), session.clone(), template.clone(), turns.clone());
-            subscribing.spawn(async move {
-                let _turn = turns.acquire().await;
-                clients.subscribe(&session, &template, &uri, true).await.then_some(uri)
-            });
-        }
-        let mut refused: HashSet<String> = uris.into_iter().collect();
-        let all = async {
-            while let Some(subscribed) = subscribing.join_next().await {
-                if let Ok(Some(uri)) = subscribed {
-                    refused.remove(&uri);
-                }
+/// Begins resource subscriptions at the server, several at the same time. Returns the resources
+/// that the server refuses, or does not confirm within ten seconds.
+pub(super) async fn subscribe_all(
+    session: &Arc<LegacySession>,
+    template: &Template,
+    uris: Vec<String>,
+) -> HashSet<String> {
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let mut subscribing = JoinSet::new();
+    for uri in uris.clone() {
+        let (session, template, turns) = (session.clone(), template.clone(), turns.clone());
+        subscribing.spawn(async move {
+            let _turn = turns.acquire().await;
+            subscribe(&session, &template, &uri, true).await.then_some(uri)
+        });
+    }
+    let mut refused: HashSet<String> = uris.into_iter().collect();
+    let all = async {
+        while let Some(subscribed) = subscribing.join_next().await {
+            if let Ok(Some(uri)) = subscribed {
+                refused.remove(&uri);
             }
-        };
-        drop(tokio::time::timeout(ALL_WAIT, all).await);
-        refused
-    }
-
-    /// Begins or ends a resource subscription at the server. Returns true if the server agrees.
-    pub(super) async fn subscribe(
-        &self,
-        session: &LegacySession,
-        template: &Template,
-        uri: &str,
-        begins: bool,
-    ) -> bool {
-        let request = listen::subscription(&synthetic::own_id(), uri, begins);
-        match self.request(session, template, request).await {
-            Some(message) => crate::protocol::jsonrpc::member(&message, &["result"]).is_some(),
-            None => false,
         }
+    };
+    drop(tokio::time::timeout(ALL_WAIT, all).await);
+    refused
+}
+
+/// Begins or ends a resource subscription at the server. Returns true if the server agrees.
+async fn subscribe(session: &LegacySession, template: &Template, uri: &str, begins: bool) -> bool {
+    let request = listen::subscription(&synthetic::own_id(), uri, begins);
+    match session.request(template, request).await {
+        Some(message) => jsonrpc::error_in(&message).is_none(),
+        None => false,
     }
 }

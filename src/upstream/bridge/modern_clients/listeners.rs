@@ -1,4 +1,9 @@
 //! Listeners of one session: its clients' subscriptions to changes.
+//!
+//! Absent: subscriptions of sessions that share a server on a channel
+//! (`protocol/channel/shared_state.rs`). There each client sends requests of its own, which the
+//! server may refuse one by one. Here the bridge sends the requests, and a count of the listeners
+//! of a resource suffices.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -13,7 +18,7 @@ use tokio::sync::mpsc;
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
-use crate::upstream::bridge::pressure::{is_pressed, relieved};
+use crate::upstream::bridge::outbox::Outbox;
 
 /// Maximum number of subscriptions of one session.
 const MAX_LISTENERS: usize = 64;
@@ -36,9 +41,7 @@ struct State {
 struct Listener {
     id: RequestId,
     filter: Filter,
-    sender: mpsc::Sender<Bytes>,
-    /// True after a burst has waited in vain for the reader.
-    is_slow: bool,
+    outbox: Arc<Outbox>,
 }
 
 /// Resources that one subscription keeps subscribed at the server. Dropping it releases them.
@@ -63,16 +66,16 @@ impl Listeners {
     /// Adds a subscription, which begins with its acknowledgement. Returns `None` beyond
     /// [`MAX_LISTENERS`].
     pub(super) fn add(self: &Arc<Self>, id: &RequestId, filter: Filter, resources: HeldResources) -> Option<Listening> {
-        let (sender, receiver) = mpsc::channel(QUEUE + 1);
+        let (outbox, receiver) = Outbox::new(QUEUE + 1);
         let mut state = sync::lock(&self.0);
         if state.listeners.len() >= MAX_LISTENERS {
             return None;
         }
         // The queue is empty.
-        let _ = sender.try_send(listen::acknowledged(id, &filter).into());
+        outbox.send(listen::acknowledged(id, &filter));
         let number = state.next;
         state.next += 1;
-        state.listeners.insert(number, Listener { id: id.clone(), filter, sender, is_slow: false });
+        state.listeners.insert(number, Listener { id: id.clone(), filter, outbox });
         drop(state);
         Some(Listening { listeners: self.clone(), number, receiver, _resources: resources })
     }
@@ -103,21 +106,9 @@ impl Listeners {
 
     /// Waits briefly for readers that are behind.
     pub(super) async fn wait_for_readers(&self) {
-        let pressed: Vec<_> = {
-            let mut state = sync::lock(&self.0);
-            let behind = state.listeners.iter_mut().filter_map(|(number, listener)| {
-                let is_pressed = is_pressed(&listener.sender);
-                listener.is_slow &= is_pressed;
-                (is_pressed && !listener.is_slow).then(|| (*number, listener.sender.clone()))
-            });
-            behind.collect()
-        };
-        for (number, sender) in pressed {
-            if !relieved(sender).await
-                && let Some(listener) = sync::lock(&self.0).listeners.get_mut(&number)
-            {
-                listener.is_slow = true;
-            }
+        let outboxes: Vec<_> = sync::lock(&self.0).listeners.values().map(|listener| listener.outbox.clone()).collect();
+        for outbox in outboxes {
+            outbox.wait_for_reader().await;
         }
     }
 
@@ -129,7 +120,7 @@ impl Listeners {
     /// Ends all subscriptions, each with its result.
     pub(super) fn end_all(&self, server_info: Option<&Value>) {
         for (_, listener) in sync::lock(&self.0).listeners.drain() {
-            let _ = listener.sender.try_send(listen::ended(&listener.id, server_info).into());
+            listener.outbox.send(listen::ended(&listener.id, server_info));
         }
     }
 
@@ -152,10 +143,10 @@ impl Listeners {
             let tagged = messages.iter().filter_map(|message| listen::tagged(message, &listener.id));
             let mut is_delivered = true;
             for message in tagged {
-                is_delivered = listener.sender.capacity() > 1 && listener.sender.try_send(message.into()).is_ok();
+                is_delivered = listener.outbox.room() > 1 && listener.outbox.send(message);
                 if !is_delivered {
                     // A subscription with a slow reader ends: its client subscribes again.
-                    let _ = listener.sender.try_send(listen::ended(&listener.id, None).into());
+                    listener.outbox.send(listen::ended(&listener.id, None));
                     break;
                 }
             }

@@ -15,6 +15,7 @@ mod listen;
 mod listeners;
 mod opening;
 mod parked;
+mod request;
 mod running;
 mod session;
 mod standalone;
@@ -24,22 +25,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::response::Parts;
-use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use self::awaited::Awaited;
-use self::call::{Begun, BridgedCall, Source};
+use self::call::{BridgedCall, Source};
 use self::late_response::{Exchanging, late_response};
-use self::parked::{Parked, ParkedCalls, UrlOutcome};
+use self::parked::{Begun, Parked, ParkedCalls, UrlOutcome};
+use self::request::{ClientRequest, refusal};
 use self::session::{Busy, Key, LegacySession, Sessions};
-use super::{Exchanged, Settings, event_stream, is_translated, json_response};
-use crate::channel;
-use crate::event_log::Stream;
-use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
-use crate::protocol::channel::envelope;
-use crate::protocol::dialect::resume_tokens::CallDigest;
+use super::responses::{self, empty, event_stream, is_translated, json_response, message_of, untranslatable};
+use super::settings::Link;
+use crate::protocol::bridge::modern_clients::{self as bridge, Kind};
 use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
@@ -48,9 +47,10 @@ use crate::protocol::session_refusal::{Refusal, Verdict};
 use crate::upstream::observed::Observed;
 use crate::upstream::server::Server;
 use crate::upstream::server::body::collect;
-use crate::upstream::server::exchange::{Exchange, Unanswered};
+use crate::upstream::server::exchange::{Exchange, Exchanged, Unanswered};
 use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sent::Sent;
 use crate::upstream::server::sse_reader::EventReader;
 use crate::upstream::session_refusals::{Inquiry, Revivals};
 use crate::{clock, config, sync};
@@ -67,35 +67,17 @@ const COMPLETION_WAIT: Duration = Duration::from_secs(2);
 
 /// Translates requests. All workers share it.
 pub(super) struct ModernClients {
-    settings: Settings,
-    /// Connections for the bridge's own requests.
-    server: Arc<Server>,
+    link: Arc<Link>,
     revivals: Arc<Revivals>,
     /// Tokens whose caller the server has confirmed or denied.
     observed: Arc<Observed>,
     sessions: Sessions,
-    parked: ParkedCalls,
+    parked: Arc<ParkedCalls>,
     /// True if the server assigned no name to the session opened last.
     is_sessionless: AtomicBool,
     /// Time until the server no longer counts as naming its sessions. `None` if it named no
     /// session.
     named: Mutex<Option<Instant>>,
-}
-
-/// A request that is translated.
-#[derive(Clone)]
-struct ClientRequest {
-    template: Template,
-    id: RequestId,
-    kind: Kind,
-    envelope: Envelope,
-    /// The client's progress token, as JSON, or `None` without one.
-    progress_token: Option<String>,
-    /// Digest of the call, equal for each request of it. `None` if the request cannot be
-    /// translated.
-    digest: Option<CallDigest>,
-    /// Number of input rounds so far.
-    rounds: u32,
 }
 
 /// Outcome of a request in a session.
@@ -114,11 +96,18 @@ impl From<Response<ResponseBody>> for Called {
 }
 
 /// Outcome of a translated request.
-pub(super) enum Translated {
+pub(super) struct Translated {
     /// Response in a session, or a response of the bridge itself.
-    Response(Exchanged),
-    /// The server did not open a session, or refuses its revision. Nothing of the request has run.
-    Unopened(Exchanged),
+    pub(super) exchanged: Exchanged,
+    /// True if the server did not open a session, or refuses its revision. Nothing of the request
+    /// has run.
+    pub(super) is_unopened: bool,
+}
+
+impl From<Response<ResponseBody>> for Translated {
+    fn from(response: Response<ResponseBody>) -> Self {
+        Self { exchanged: Ok(response), is_unopened: false }
+    }
 }
 
 /// Reason why a request has no session.
@@ -132,20 +121,14 @@ enum NoSession {
 }
 
 impl ModernClients {
-    /// Creates a bridge with connections of its own.
-    pub(super) fn new(
-        settings: Settings,
-        server: Arc<Server>,
-        revivals: Arc<Revivals>,
-        observed: Arc<Observed>,
-    ) -> Arc<Self> {
+    /// Creates a bridge without sessions.
+    pub(super) fn new(link: Arc<Link>, revivals: Arc<Revivals>, observed: Arc<Observed>) -> Arc<Self> {
         Arc::new(Self {
-            settings,
-            server,
+            parked: ParkedCalls::new(link.clone()),
+            link,
             revivals,
             observed,
             sessions: Sessions::default(),
-            parked: ParkedCalls::default(),
             is_sessionless: AtomicBool::default(),
             named: Mutex::default(),
         })
@@ -165,8 +148,7 @@ impl ModernClients {
     /// Returns true if the request continues a call that is parked in this process.
     pub(super) fn has_parked(&self, template: &Template) -> bool {
         self.parked.has_any()
-            && jsonrpc::member(template.body(), &["params", "requestState"])
-                .and_then(|state| serde_json::from_str::<String>(state).ok())
+            && jsonrpc::string_member(template.body(), &["params", "requestState"])
                 .is_some_and(|state| self.parked.has(&state))
     }
 
@@ -184,7 +166,8 @@ impl ModernClients {
     /// share it.
     fn may_have_session(&self, request: &ClientRequest) -> bool {
         let is_known = request.template.caller().is_some_and(|caller| !caller.is_anonymous());
-        self.settings.config.modern_clients == config::ModernClients::Always && (is_known || self.settings.is_loopback)
+        let settings = &self.link.settings;
+        settings.config.modern_clients == config::ModernClients::Always && (is_known || settings.is_loopback)
     }
 
     /// Handles a request of a client of 2026-07-28. Returns `None` if the request must be forwarded
@@ -193,34 +176,34 @@ impl ModernClients {
         self: &Arc<Self>,
         server: &Server,
         template: &Template,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Option<Translated> {
         if *template.method() != Method::POST {
             // The revision has only POST.
-            let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::from);
+            let mut refusal = empty(StatusCode::METHOD_NOT_ALLOWED);
             refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
-            return Some(Translated::Response(Ok(refusal)));
+            return Some(refusal.into());
         }
         let Ok(jsonrpc::Body::Single(message)) = jsonrpc::peek(template.body()) else {
             let text = "Invalid request: one message is expected";
-            return Some(Translated::Response(Ok(refusal(None, code::INVALID_REQUEST, text, Value::Null))));
+            return Some(refusal(None, code::INVALID_REQUEST, text, Value::Null).into());
         };
         let Message::Request { id, method } = message else {
             // No client notification has a meaning on HTTP at this revision.
-            return Some(Translated::Response(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::from))));
+            return Some(empty(StatusCode::ACCEPTED).into());
         };
-        let request = match checked(template, &id, &method) {
+        let request = match ClientRequest::checked(template, &id, &method) {
             Ok(request) => request,
-            Err(refusal) => return Some(Translated::Response(Ok(*refusal))),
+            Err(refusal) => return Some((*refusal).into()),
         };
         if request.kind == Kind::Unknown {
             let refused = json_response(StatusCode::NOT_FOUND, response::method_not_found(&request.id));
-            return Some(Translated::Response(Ok(refused)));
+            return Some(refused.into());
         }
         match self.respond(server, request, sent).await {
-            Ok(response) => Some(Translated::Response(Ok(response))),
-            Err(NoSession::Response(exchanged)) => Some(Translated::Response(*exchanged)),
-            Err(NoSession::Refused(exchanged)) => Some(Translated::Unopened(*exchanged)),
+            Ok(response) => Some(response.into()),
+            Err(NoSession::Response(exchanged)) => Some(Translated { exchanged: *exchanged, is_unopened: false }),
+            Err(NoSession::Refused(exchanged)) => Some(Translated { exchanged: *exchanged, is_unopened: true }),
             Err(NoSession::Unbridged) => None,
         }
     }
@@ -229,17 +212,18 @@ impl ModernClients {
         self: &Arc<Self>,
         server: &Server,
         request: ClientRequest,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Result<Response<ResponseBody>, NoSession> {
         let key = Key::of(request.template.caller(), &request.envelope);
+        let request = Arc::new(request);
         let mut lost = None;
         for _ in 0..ATTEMPTS {
             let session = self.session(&key, &request, lost.take()).await?;
             let busy = session.begin();
-            if let Some(stream) = sent
+            if let Some(sent) = sent
                 && matches!(request.kind, Kind::Discover | Kind::Listen)
             {
-                stream.upstream().set_sent();
+                sent.set_sent();
             }
             if request.kind == Kind::Discover {
                 let found = bridge::discovered(&session.initialized, &request.id);
@@ -268,28 +252,27 @@ impl ModernClients {
         self: &Arc<Self>,
         server: &Server,
         (session, busy): (Arc<LegacySession>, Busy),
-        request: &ClientRequest,
-        sent: Option<&Arc<Stream>>,
+        request: &Arc<ClientRequest>,
+        sent: Option<&Sent>,
     ) -> Result<Called, Unanswered> {
-        let own = session.next_id();
+        let (own, limit) = (session.usage.next_id(), self.link.settings.max_event_bytes);
         let Some(body) = bridge::translated(request.template.body(), &own, &own) else {
             return Ok(refusal(Some(&request.id), code::INVALID_REQUEST, "Invalid request", Value::Null).into());
         };
         if let Some(level) = request.envelope.log_level {
-            self.lower_log_level(&session, &request.template, level).await;
+            session.lower_log_level(&request.template, level).await;
         }
-        let template = in_session(&session, &request.template).with_body(body.into());
-        let mut awaited = Awaited::new(self, &session, request, own.clone());
-        let (own_connections, sent) = (self.server.clone(), sent.cloned());
-        let mut exchange: Exchanging =
-            Box::pin(async move { own_connections.exchange(&template, sent.as_ref()).await });
+        let template = session.addressed(&request.template).with_body(body.into());
+        let mut awaited = Awaited::new(&session, request, own.clone());
+        let (link, sent) = (self.link.clone(), sent.cloned());
+        let mut exchange: Exchanging = Box::pin(async move { link.server.exchange(&template, sent.as_ref()).await });
         let response = tokio::select! {
             biased;
             response = &mut exchange => response,
             () = awaited.early_message() => {
-                let late = late_response(exchange, own, self.settings.max_event_bytes);
-                let call = BridgedCall::new(self, session, busy, request, awaited, Source::Late(Box::pin(late)));
-                return Ok(event_stream(ResponseBody::Messages(call.messages())).into());
+                let late = late_response(exchange, own, limit);
+                let call = BridgedCall::new(session, busy, request, awaited, Source::Late(Box::pin(late)));
+                return Ok(event_stream(self.parked.messages(call)).into());
             }
         };
         let mut response = match response {
@@ -314,19 +297,19 @@ impl ModernClients {
         }
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
-            parts.headers.remove(CONTENT_LENGTH);
-            let reader = EventReader::new(body, self.settings.max_event_bytes);
-            let call = BridgedCall::new(self, session, busy, request, awaited, Source::Begun(reader));
-            return Ok(streamed(parts, call).await.into());
+            headers::remove_body_facts(&mut parts.headers);
+            let reader = EventReader::new(body, limit);
+            let call = BridgedCall::new(session, busy, request, awaited, Source::Begun(reader));
+            return Ok(self.streamed(parts, call).await.into());
         }
         if !is_translated(&parts) {
             awaited.disarm();
             return Ok(Response::from_parts(parts, body).into());
         }
-        let collected = collect(body, self.settings.max_event_bytes).await;
+        let collected = collect(body, limit).await;
         awaited.disarm();
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
-        Ok(self.whole(request, &session, parts, body))
+        self.whole(request, &session, parts, body)
     }
 
     /// Returns true if this response shows that the server has forgotten the session. A response
@@ -350,12 +333,12 @@ impl ModernClients {
         let server = ServerFacts::of(&session.initialized);
         let inquiry = Inquiry {
             refusals: self.revivals.refusals(),
-            request: &in_session(session, &request.template),
+            request: &session.addressed(&request.template),
             version: None,
             server: server.as_ref(),
             refused: (status.as_u16(), refused),
         };
-        let verdict = inquiry.run(async |probe| self.server.exchange(&probe, None).await.ok());
+        let verdict = inquiry.run(async |probe| self.link.server.exchange(&probe, None).await.ok());
         match verdict.await {
             Verdict::Dead => true,
             Verdict::RefusedAlike => session.has_responded(),
@@ -364,44 +347,50 @@ impl ModernClients {
         }
     }
 
+    /// Returns the stream of a call, or the immediate refusal of the server.
+    async fn streamed(&self, mut parts: Parts, call: Box<BridgedCall>) -> Response<ResponseBody> {
+        let body = match self.parked.begun(call).await {
+            Begun::Stream(messages) => ResponseBody::Messages(messages),
+            Begun::Refused(message) => {
+                parts.status = bridge::status_of(&message);
+                parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                ResponseBody::whole(message)
+            }
+        };
+        Response::from_parts(parts, body)
+    }
+
     /// Translates a response that is one message.
+    ///
+    /// # Errors
+    /// If a successful response cannot be translated.
     fn whole(
         self: &Arc<Self>,
         request: &ClientRequest,
         session: &Arc<LegacySession>,
         mut parts: Parts,
         body: Bytes,
-    ) -> Called {
+    ) -> Result<Called, Unanswered> {
+        let message = message_of(body.clone());
         let is_refused =
-            parts.status == StatusCode::BAD_REQUEST && jsonrpc::error_code(&body) == Some(code::UNSUPPORTED_VERSION);
-        let body = match self.response_to(request, session, &body) {
+            parts.status == StatusCode::BAD_REQUEST && jsonrpc::error_code(&message) == Some(code::UNSUPPORTED_VERSION);
+        let translated = match request.urls_in(&message) {
+            Some(elicitations) => Some(self.parked.require_urls(request, session, elicitations, message)),
+            None => request.result_as(session, &message),
+        };
+        let body = match translated {
             Some(message) => {
-                parts.headers.remove(CONTENT_LENGTH);
+                headers::remove_body_facts(&mut parts.headers);
                 if parts.status.is_success() {
                     parts.status = bridge::status_of(&message);
                 }
                 message.into()
             }
+            None if parts.status == StatusCode::OK => return Err(untranslatable()),
             None => body,
         };
         let response = Response::from_parts(parts, ResponseBody::whole(body));
-        if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() }
-    }
-
-    /// Translates a response of the server for the client, or returns `None` if the message is no
-    /// response.
-    fn response_to(
-        self: &Arc<Self>,
-        request: &ClientRequest,
-        session: &Arc<LegacySession>,
-        text: &[u8],
-    ) -> Option<Vec<u8>> {
-        if let Some(elicitations) = UrlElicitations::of(text)
-            && request.kind.may_request_input()
-        {
-            return Some(self.require_urls(request, session, elicitations, text));
-        }
-        bridge::result_as(text, &request.id, session.server_info.as_ref(), request.hints())
+        Ok(if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() })
     }
 
     /// Continues a parked call with the client responses.
@@ -409,24 +398,24 @@ impl ModernClients {
         self: &Arc<Self>,
         server: &Server,
         (session, busy): (Arc<LegacySession>, Busy),
-        request: &ClientRequest,
+        request: &Arc<ClientRequest>,
         state: &str,
-        sent: Option<&Arc<Stream>>,
+        sent: Option<&Sent>,
     ) -> Result<Called, Unanswered> {
         let state: Option<String> = serde_json::from_str(state).ok();
         let Some(parked) = state.and_then(|state| self.parked.take(&state, &session, request.digest.as_ref())) else {
             let text = "Invalid params: requestState is unknown, was used, or is that of another request";
             return Ok(refusal(Some(&request.id), code::INVALID_PARAMS, text, Value::Null).into());
         };
-        let responses = jsonrpc::member(request.template.body(), &["params", "inputResponses"]).unwrap_or("{}");
-        let responses: Value = serde_json::from_str(responses).unwrap_or_else(|_| json!({}));
+        let responses = jsonrpc::parsed_member(request.template.body(), &["params", "inputResponses"]);
+        let responses: Value = responses.unwrap_or_else(|| json!({}));
         match parked {
             Parked::Call(call) => {
-                if let Some(stream) = sent {
-                    stream.upstream().set_sent();
+                if let Some(sent) = sent {
+                    sent.set_sent();
                 }
-                let messages = call.resume(request, &responses).messages();
-                Ok(event_stream(ResponseBody::Messages(messages)).into())
+                let call = call.resume(request, &responses);
+                Ok(event_stream(self.parked.messages(call)).into())
             }
             Parked::Urls(call) => match call.outcome(request, &responses) {
                 UrlOutcome::Retry(request) => {
@@ -434,13 +423,12 @@ impl ModernClients {
                     Box::pin(self.call(server, (session, busy), &request, sent)).await
                 }
                 UrlOutcome::Incomplete => {
-                    let required =
-                        self.require_urls(&call.in_same_round(request), &session, call.elicitations(), call.error());
+                    let (request, error) = (call.in_same_round(request), call.error().clone());
+                    let required = self.parked.require_urls(&request, &session, call.elicitations(), error);
                     Ok(json_response(StatusCode::OK, required).into())
                 }
                 UrlOutcome::Declined => {
-                    let refused =
-                        bridge::result_as(call.error(), &request.id, session.server_info.as_ref(), request.hints());
+                    let refused = request.result_as(&session, call.error());
                     Ok(json_response(StatusCode::OK, refused.unwrap_or_default()).into())
                 }
             },
@@ -448,81 +436,6 @@ impl ModernClients {
     }
 }
 
-/// Returns the stream of a call, or the immediate refusal of the server.
-async fn streamed(mut parts: Parts, call: Box<BridgedCall>) -> Response<ResponseBody> {
-    let body = match call.begun().await {
-        Begun::Stream(messages) => ResponseBody::Messages(messages),
-        Begun::Refused(message) => {
-            parts.status = bridge::status_of(&message);
-            parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            ResponseBody::whole(message)
-        }
-    };
-    Response::from_parts(parts, body)
-}
-
-impl ClientRequest {
-    fn hints(&self) -> ListHints {
-        if matches!(self.kind, Kind::List | Kind::Read) { ListHints::Uncached } else { ListHints::Absent }
-    }
-}
-
-/// Checks the headers and the envelope of a request.
-fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRequest, Box<Response<ResponseBody>>> {
-    let body = template.body();
-    let kind = Kind::of(method);
-    let envelope = Envelope::of(body).map_err(|reason| {
-        Box::new(refusal(Some(id), code::INVALID_PARAMS, &format!("Invalid params: {reason}"), Value::Null))
-    })?;
-    if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
-        let text = format!("Header mismatch: {header} does not match the body");
-        return Err(refusal(Some(id), code::HEADER_MISMATCH, &text, Value::Null).into());
-    }
-    let version = jsonrpc::meta_protocol_version(body).unwrap_or_default();
-    if version != bridge::MODERN {
-        let data = json!({"supported": [bridge::MODERN], "requested": version});
-        return Err(refusal(Some(id), code::UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
-    }
-    Ok(ClientRequest {
-        template: template.clone(),
-        id: id.clone(),
-        envelope,
-        progress_token: jsonrpc::progress_token(body).map(str::to_owned),
-        digest: if kind.may_request_input() {
-            bridge::translated(body, "", "").and_then(|body| CallDigest::of(&body, method))
-        } else {
-            None
-        },
-        kind,
-        rounds: 0,
-    })
-}
-
-/// Returns the request without the headers of the later revision.
-fn plain(template: &Template) -> Template {
-    let mut headers = template.own_headers();
-    let later: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with("mcp-param-")).cloned().collect();
-    for name in later.iter().chain([&names::MCP_PROTOCOL_VERSION, &names::MCP_SESSION_ID]) {
-        headers.remove(name);
-    }
-    template.beside(template.method().clone(), &headers, template.body().clone()).for_caller(template.caller().cloned())
-}
-
-/// Returns the request with the headers of the session.
-fn in_session(session: &LegacySession, template: &Template) -> Template {
-    let template = plain(template).with(names::MCP_PROTOCOL_VERSION, session.version.clone());
-    match &session.name {
-        Some(name) => template.with(names::MCP_SESSION_ID, name.clone()),
-        None => template,
-    }
-}
-
-fn refusal(id: Option<&RequestId>, code: i64, text: &str, data: Value) -> Response<ResponseBody> {
-    json_response(StatusCode::BAD_REQUEST, response::error_with_data(id, code, text, data))
-}
-
 fn unavailable(id: &RequestId) -> Response<ResponseBody> {
-    channel::refusal_about(ErrorCode::UpstreamGarbage, "no session could be opened", std::slice::from_ref(id))
-        .map(ResponseBody::from)
+    responses::refusal(ErrorCode::UpstreamGarbage, "no session could be opened", id)
 }

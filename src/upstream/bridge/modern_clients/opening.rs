@@ -4,25 +4,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
-use http::{HeaderValue, Method, Response, StatusCode};
-use serde_json::{Value, json};
+use http::{HeaderValue, Response, StatusCode};
 use tokio::task::JoinSet;
 use tracing::debug;
 
+use super::listen::subscribe_all;
 use super::listeners::Listeners;
-use super::session::{Key, LegacySession};
-use super::{ClientRequest, ModernClients, NoSession, in_session, plain, standalone, unavailable};
-use crate::channel;
+use super::request::ClientRequest;
+use super::session::{Key, LegacySession, REQUEST_WAIT, plain};
+use super::{ModernClients, NoSession, standalone, unavailable};
 use crate::clock;
-use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel};
+use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::names;
+use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::upstream::bridge::{json_response, response_in};
+use crate::upstream::bridge::responses::{json_response, refusal, response_in};
+use crate::upstream::bridge::sessions::until_idle;
 use crate::upstream::server::body::begun;
 use crate::upstream::server::exchange::{Exchange, Exchanged};
-use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 use crate::upstream::token_probe::confirms_token;
@@ -31,12 +30,8 @@ use crate::upstream::token_probe::confirms_token;
 const OPENING_WAIT: Duration = Duration::from_secs(60);
 /// Size limit of an error that refuses `initialize`.
 const REFUSAL_MAX: usize = 64 * 1024;
-/// Maximum wait of a call for the change of the server's log level.
-const LEVEL_WAIT: Duration = Duration::from_secs(2);
 /// Time limit for the end of all sessions.
 const END_WAIT: Duration = Duration::from_secs(3);
-/// Time limit of the bridge's other requests. Client requests may wait meanwhile.
-const REQUEST_WAIT: Duration = Duration::from_secs(10);
 
 impl ModernClients {
     /// Returns the session of the caller. Opens a session if the caller has no session, or if its
@@ -51,13 +46,11 @@ impl ModernClients {
             return Err(NoSession::Unbridged);
         }
         self.find_by_subject(key, request).await;
-        let Some((slot, evicted)) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
-            let ids = std::slice::from_ref(&request.id);
-            let refusal = channel::refusal_about(ErrorCode::NoServer, "there are too many sessions", ids);
-            return Err(refused(Ok(refusal.map(ResponseBody::from))));
+        let Some((slot, evicted)) = self.sessions.slot(key, self.link.settings.config.sessions_per_principal) else {
+            return Err(refused(Ok(refusal(ErrorCode::NoServer, "there are too many sessions", &request.id))));
         };
         if let Some(evicted) = evicted {
-            self.end_apart(evicted);
+            end_apart(evicted);
         }
         let mut slot = slot.lock().await;
         let is_lost = |session: &Arc<LegacySession>| {
@@ -65,7 +58,7 @@ impl ModernClients {
         };
         let previous = match &*slot {
             Some(session) if !is_lost(session) => {
-                session.record_request(&request.template);
+                session.usage.record_request(&request.template);
                 return Ok(session.clone());
             }
             Some(lost) => Some(lost.clone()),
@@ -86,7 +79,7 @@ impl ModernClients {
             return;
         };
         let ping = synthetic::post(&plain(&request.template).with_body(Bytes::new()), synthetic::ping());
-        if confirms_token(&*self.server, self.observed.tokens(), caller, None, in_session(&session, &ping)).await {
+        if confirms_token(&*self.link.server, self.observed.tokens(), caller, None, session.addressed(&ping)).await {
             self.sessions.add_key(key, slot);
         }
     }
@@ -108,7 +101,7 @@ impl ModernClients {
         let initialize = synthetic::post(&plain(&request.template), bridge::initialize(&id, &request.envelope));
         let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
         let opening = async {
-            let response = match self.server.exchange(&initialize, None).await {
+            let response = match self.link.server.exchange(&initialize, None).await {
                 Ok(response) if response.status().is_success() => response,
                 Ok(refusal) if refusal.status().is_client_error() && !is_about_caller(refusal.status()) => {
                     return Err(NoSession::Refused(Box::new(Ok(self.translated(refusal, &request.id).await))));
@@ -123,11 +116,11 @@ impl ModernClients {
         };
         let unavailable = || refused(Ok(unavailable(&request.id)));
         let (name, Some(message)) = opened? else { return Err(unavailable()) };
-        let (is_resumed, latest) = (!listeners.is_empty(), request.template.with_body(Bytes::new()));
-        let Some(session) = LegacySession::of(name, message.clone(), &request.envelope, latest, listeners) else {
-            let error =
-                jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
-            return Err(match error {
+        let is_resumed = !listeners.is_empty();
+        let Some(session) =
+            LegacySession::of(&self.link, name, message.clone(), &request.envelope, &request.template, listeners)
+        else {
+            return Err(match jsonrpc::parsed_member(&message, &["error"]) {
                 Some(error) => {
                     let error = json_response(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
                     NoSession::Refused(Box::new(Ok(error)))
@@ -138,71 +131,33 @@ impl ModernClients {
         let session = Arc::new(session);
         self.record_begun_session(session.is_named());
         if self.passes(request) {
-            self.end_apart(session);
+            end_apart(session);
             return Err(NoSession::Unbridged);
         }
-        if !self.post(&session, &request.template, bridge::initialized()).await {
-            self.end_apart(session);
+        if !session.post(&request.template, bridge::initialized()).await {
+            end_apart(session);
             return Err(unavailable());
         }
         debug!("a session was opened for clients of 2026-07-28");
-        tokio::spawn(standalone::read(Arc::downgrade(self), Arc::downgrade(&session)));
+        tokio::spawn(standalone::read(Arc::downgrade(&session)));
         if is_resumed {
-            self.subscribe_all(&session, &request.template, session.listeners.resources()).await;
+            subscribe_all(&session, &request.template, session.listeners.resources()).await;
             session.listeners.notify_all_changed();
         }
         Ok(session)
     }
 
-    /// Lowers the log level of the session, if the server declares logging.
-    pub(super) async fn lower_log_level(&self, session: &LegacySession, template: &Template, level: LogLevel) {
-        if session.lowers_log_level(level) {
-            let id = synthetic::own_id();
-            let body =
-                json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel", "params": {"level": level.name()}});
-            let setting = self.post(session, template, body.to_string().into_bytes());
-            drop(tokio::time::timeout(LEVEL_WAIT, setting).await);
-        }
-    }
-
-    /// Posts a message in the session. Returns true if the server has accepted it.
-    pub(super) async fn post(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> bool {
-        let post = in_session(session, &synthetic::post(template, body));
-        let posted = tokio::time::timeout(REQUEST_WAIT, self.server.exchange(&post, None)).await;
-        matches!(posted, Ok(Ok(response)) if response.status().is_success())
-    }
-
-    /// Posts a request in the session. Returns its response, or `None` without one in time.
-    pub(super) async fn request(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<Bytes> {
-        let post = in_session(session, &synthetic::post(template, body));
-        let exchange = async { response_in(self.server.exchange(&post, None).await.ok()?).await };
-        tokio::time::timeout(REQUEST_WAIT, exchange).await.ok()?
-    }
-
     /// Ends the session after its idle time.
     fn end_when_idle(self: &Arc<Self>, session: &Arc<LegacySession>) {
-        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
+        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.link.settings.config.idle);
         tokio::spawn(async move {
-            loop {
-                let Some(until) = session.upgrade().map(|session| session.used() + idle) else { return };
-                clock::sleep_until(until).await;
-                let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-                if session.used() + idle <= clock::now() {
-                    clients.sessions.forget(&session);
-                    return clients.end(&session).await;
-                }
+            if let Some(session) = until_idle(session, idle).await
+                && let Some(clients) = clients.upgrade()
+            {
+                clients.sessions.forget(&session);
+                session.end().await;
             }
         });
-    }
-
-    /// Ends a session at the server. An unreachable server forgets it by itself.
-    async fn end(&self, session: &LegacySession) {
-        if session.is_named() {
-            let latest = session.latest();
-            let delete = latest.beside(Method::DELETE, &latest.own_headers(), Bytes::new());
-            let delete = in_session(session, &delete);
-            drop(tokio::time::timeout(REQUEST_WAIT, self.server.exchange(&delete, None)).await);
-        }
     }
 
     /// Ends all parked calls, and all sessions, at the end of the process. Returns after at most
@@ -219,16 +174,9 @@ impl ModernClients {
         drop(all(ending).await);
         let mut ending = JoinSet::new();
         for session in self.sessions.take_all() {
-            let clients = self.clone();
-            ending.spawn(async move { clients.end(&session).await });
+            ending.spawn(async move { session.end().await });
         }
         drop(all(ending).await);
-    }
-
-    /// Ends a session in a separate task.
-    fn end_apart(self: &Arc<Self>, session: Arc<LegacySession>) {
-        let clients = self.clone();
-        tokio::spawn(async move { clients.end(&session).await });
     }
 
     /// Translates a refusal of `initialize` into a response to the client's request, if it is a
@@ -239,9 +187,14 @@ impl ModernClients {
             return refusal;
         };
         let (mut parts, _) = refusal.into_parts();
-        parts.headers.remove(CONTENT_LENGTH);
+        headers::remove_body_facts(&mut parts.headers);
         Response::from_parts(parts, ResponseBody::whole(error))
     }
+}
+
+/// Ends a session in a separate task.
+fn end_apart(session: Arc<LegacySession>) {
+    tokio::spawn(async move { session.end().await });
 }
 
 /// Returns true if the status refuses the caller, or its request rate, and not the request.

@@ -1,13 +1,17 @@
 //! Running calls of a session, and server requests that wait for one.
+//!
+//! Absent: the choice of a call on a channel (`channel/connection/state.rs`). There a client may
+//! have a standalone stream, which gets a server request without a call. Here only a call can pass
+//! it on, so the request waits for one.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::sync;
-use crate::upstream::bridge::pressure::{is_pressed, relieved};
+use crate::upstream::bridge::outbox::Outbox;
 
 /// Capacity of a call's inbox.
 const INBOX: usize = 64;
@@ -32,9 +36,7 @@ struct RunningCall {
     traits: Traits,
     /// True while the call is parked: it gets no server requests then.
     is_parked: bool,
-    /// True after a burst has waited in vain for the call's reader.
-    is_slow: bool,
-    inbox: mpsc::Sender<Bytes>,
+    inbox: Arc<Outbox>,
 }
 
 /// Traits of a call that decide which messages it gets.
@@ -57,17 +59,17 @@ pub(super) struct Begun {
 impl RunningCalls {
     /// Adds a call. It gets the waiting server requests, if it accepts any.
     pub(super) fn begin(&self, own: &str, traits: Traits) -> Begun {
-        let (sender, inbox) = mpsc::channel(INBOX.max(MAX_WAITING));
+        let (outbox, inbox) = Outbox::new(INBOX.max(MAX_WAITING));
         let mut state = sync::lock(&self.0);
         let mut announces_roots = false;
         if traits.takes_requests {
             announces_roots = std::mem::take(&mut state.has_refused_roots);
             for (request, _) in state.waiting.drain(..) {
                 // The inbox has room for all waiting server requests.
-                let _ = sender.try_send(request);
+                outbox.send(request);
             }
         }
-        state.calls.push(RunningCall { own: own.to_owned(), traits, is_parked: false, is_slow: false, inbox: sender });
+        state.calls.push(RunningCall { own: own.to_owned(), traits, is_parked: false, inbox: outbox });
         Begun { inbox, announces_roots }
     }
 
@@ -89,32 +91,24 @@ impl RunningCalls {
     /// inbox is full.
     pub(super) fn give(&self, own: &str, message: Bytes) -> bool {
         let state = sync::lock(&self.0);
-        state.calls.iter().find(|call| call.own == own).is_some_and(|call| call.inbox.try_send(message).is_ok())
+        state.calls.iter().find(|call| call.own == own).is_some_and(|call| call.inbox.send(message))
     }
 
     /// Waits briefly for the reader of a call, if it is behind.
     pub(super) async fn wait_for_reader(&self, own: &str) {
         let inbox = {
-            let mut state = sync::lock(&self.0);
-            let Some(call) = state.calls.iter_mut().find(|call| call.own == own) else { return };
-            let is_pressed = is_pressed(&call.inbox);
-            call.is_slow &= is_pressed;
-            if !is_pressed || call.is_slow || call.is_parked {
-                return;
-            }
-            call.inbox.clone()
+            let state = sync::lock(&self.0);
+            state.calls.iter().find(|call| call.own == own && !call.is_parked).map(|call| call.inbox.clone())
         };
-        if !relieved(inbox).await
-            && let Some(call) = sync::lock(&self.0).calls.iter_mut().find(|call| call.own == own)
-        {
-            call.is_slow = true;
+        if let Some(inbox) = inbox {
+            inbox.wait_for_reader().await;
         }
     }
 
     /// Delivers a cancellation to all calls that accept server requests: it does not name its call.
     pub(super) fn give_all(&self, message: &Bytes) {
         for call in sync::lock(&self.0).calls.iter().filter(|call| call.traits.takes_requests) {
-            let _ = call.inbox.try_send(message.clone());
+            call.inbox.send(message.clone());
         }
     }
 
@@ -124,7 +118,7 @@ impl RunningCalls {
         let state = sync::lock(&self.0);
         let mut wanting = state.calls.iter().filter(|call| call.traits.wants_logs);
         match (wanting.next(), wanting.next()) {
-            (Some(call), None) => call.inbox.try_send(message).is_ok(),
+            (Some(call), None) => call.inbox.send(message),
             (Some(_), Some(_)) | (None, _) => false,
         }
     }
@@ -133,9 +127,9 @@ impl RunningCalls {
     /// Returns false if the queue is full.
     pub(super) fn assign(&self, request: Bytes, until: Instant) -> bool {
         let mut state = sync::lock(&self.0);
-        let of_call = |call: &&RunningCall| call.traits.takes_requests && !call.is_parked && call.inbox.capacity() > 0;
+        let of_call = |call: &&RunningCall| call.traits.takes_requests && !call.is_parked && call.inbox.room() > 0;
         if let Some(call) = state.calls.iter().find(of_call) {
-            return call.inbox.try_send(request).is_ok();
+            return call.inbox.send(request);
         }
         let has_room = state.waiting.len() < MAX_WAITING;
         if has_room {

@@ -1,28 +1,37 @@
 //! Sessions at the server, one for each caller with equal capabilities.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::HeaderValue;
-use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use http::{HeaderName, HeaderValue, Method};
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::Template;
 use super::listeners::Listeners;
 use super::running::RunningCalls;
 use crate::channel::Caller;
 use crate::protocol::bridge::modern_clients::{Declared, Envelope, LogLevel};
+use crate::protocol::headers::names;
 use crate::protocol::jsonrpc;
+use crate::upstream::bridge::responses::response_in;
+use crate::upstream::bridge::sessions::{self, Usage, make_room};
+use crate::upstream::bridge::settings::Link;
+use crate::upstream::server::exchange::{Exchange, Exchanged};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::synthetic;
 use crate::{clock, sync};
 
-/// Maximum number of sessions of all callers. At a server that checks no credentials, each made-up
-/// credential is a separate caller.
-const MAX_SESSIONS: usize = 4096;
+/// Maximum number of parked calls of one session.
+const MAX_PARKED: usize = 64;
 /// Maximum number of completed URL elicitations remembered per session.
 const MAX_COMPLETED: usize = 64;
+/// Maximum wait of a call for the change of the server's log level.
+const LEVEL_WAIT: Duration = Duration::from_secs(2);
+/// Time limit of the bridge's own requests in a session. Client requests may wait meanwhile.
+pub(super) const REQUEST_WAIT: Duration = Duration::from_secs(10);
 /// Maximum wait of a subscription for the session's standalone stream.
 const LISTENING_WAIT: Duration = Duration::from_secs(2);
 
@@ -41,6 +50,7 @@ pub(super) struct Sessions(Mutex<HashMap<Key, Slot>>);
 
 /// A session at the server.
 pub(super) struct LegacySession {
+    pub(super) link: Arc<Link>,
     /// Session name, or `None` if the server assigned no name.
     pub(super) name: Option<HeaderValue>,
     /// Negotiated revision.
@@ -53,36 +63,25 @@ pub(super) struct LegacySession {
     pub(super) declared: Declared,
     pub(super) calls: RunningCalls,
     pub(super) listeners: Arc<Listeners>,
-    next: AtomicU64,
+    pub(super) usage: Usage,
     /// True once the server has responded to a request in the session.
     has_responded: AtomicBool,
     /// True once the server has forgotten the session.
     is_lost: AtomicBool,
     /// Number of running and parked requests.
     busy: AtomicUsize,
-    /// Number of parked calls.
-    waiting: AtomicUsize,
-    state: Mutex<State>,
+    /// Permits of the calls that may be parked.
+    parking: Arc<Semaphore>,
+    /// Lowest log level of the clients, or `None` before the first.
+    log_level: Mutex<Option<LogLevel>>,
     /// True once the server has responded to the request for the standalone stream.
     has_stream: watch::Sender<bool>,
-    /// Notified of each completed URL elicitation.
-    completion: Notify,
-}
-
-struct State {
-    used: Instant,
-    /// Last request of the caller, without its body: its credentials are the newest.
-    latest: Template,
-    log_level: Option<LogLevel>,
     /// Completed URL elicitations, the oldest first.
-    completed: Vec<String>,
+    completed: watch::Sender<Vec<String>>,
 }
 
 /// A request in progress: its session is not idle.
 pub(super) struct Busy(Arc<LegacySession>);
-
-/// A parked call, in the session's count.
-pub(super) struct Waiting(Arc<LegacySession>);
 
 impl Key {
     pub(super) fn of(caller: Option<&Arc<Caller>>, envelope: &Envelope) -> Self {
@@ -92,8 +91,8 @@ impl Key {
 }
 
 impl Sessions {
-    /// Returns the place of a session. At `most` sessions of the caller, or [`MAX_SESSIONS`] of all
-    /// callers, the longest idle session is returned as well, to be ended. Returns `None` if no
+    /// Returns the place of a session. If the caller has `most` sessions, or all callers have too
+    /// many, the longest idle session is returned as well, to be ended. Returns `None` if no
     /// session is idle.
     pub(super) fn slot(&self, key: &Key, most: usize) -> Option<(Slot, Option<Arc<LegacySession>>)> {
         let mut sessions = sync::lock(&self.0);
@@ -102,14 +101,12 @@ impl Sessions {
         }
         // A failed opening leaves an empty place.
         sessions.retain(|_, slot| slot.try_lock().map_or(true, |session| session.is_some()));
-        let of_caller = sessions.keys().filter(|known| known.caller == key.caller).count();
-        let evicted = if of_caller >= most {
-            Some(take_idlest(&mut sessions, |known| known.caller == key.caller)?)
-        } else if sessions.len() >= MAX_SESSIONS {
-            Some(take_idlest(&mut sessions, |_| true)?)
-        } else {
-            None
-        };
+        let session_in = |slot: &Slot| slot.try_lock().ok()?.clone();
+        let evicted = make_room(&mut sessions, most, |known, _| known.caller == key.caller, session_in).ok()?;
+        let evicted = evicted.map(|(slot, session)| {
+            sessions.retain(|_, other| !Arc::ptr_eq(other, &slot));
+            session
+        });
         Some((sessions.entry(key.clone()).or_default().clone(), evicted))
     }
 
@@ -144,7 +141,7 @@ impl Sessions {
         slot.try_lock().ok()?.clone()
     }
 
-    /// Removes a session that has ended.
+    /// Removes an ended session.
     pub(super) fn forget(&self, session: &Arc<LegacySession>) {
         let is_its = |slot: &Slot| {
             slot.try_lock().is_ok_and(|known| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)))
@@ -153,46 +150,43 @@ impl Sessions {
     }
 }
 
-/// Takes out the longest idle of the matching sessions, or returns `None` if all are in use.
-fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> bool) -> Option<Arc<LegacySession>> {
-    let idle =
-        |slot: &Slot| slot.try_lock().ok().and_then(|session| session.clone()).filter(|session| !session.is_busy());
-    let all = sessions.iter().filter(|(key, _)| concerns(key));
-    let (key, session) =
-        all.filter_map(|(key, slot)| Some((key, idle(slot)?))).min_by_key(|(_, session)| session.used())?;
-    let slot = sessions.get(key)?.clone();
-    sessions.retain(|_, other| !Arc::ptr_eq(other, &slot));
-    Some(session)
+impl sessions::Session for LegacySession {
+    /// A session is in use while a request is running or parked, or a client listens.
+    fn idle_since(&self) -> Option<Instant> {
+        let is_busy = self.busy.load(Ordering::Relaxed) > 0 || !self.listeners.is_empty();
+        if is_busy { None } else { Some(self.usage.last_use()) }
+    }
 }
 
 impl LegacySession {
     /// Creates a session from a response to `initialize`, or returns `None` for an error.
     /// `listeners` continue from the previous session.
     pub(super) fn of(
+        link: &Arc<Link>,
         name: Option<HeaderValue>,
         initialized: Bytes,
         envelope: &Envelope,
-        latest: Template,
+        request: &Template,
         listeners: Arc<Listeners>,
     ) -> Option<Self> {
         let version = jsonrpc::initialize_result(&initialized)?.protocol_version;
-        let info = jsonrpc::member(&initialized, &["result", "serverInfo"]);
         Some(Self {
+            link: link.clone(),
             name,
             version: HeaderValue::from_str(&version).ok()?,
-            server_info: info.and_then(|info| serde_json::from_str(info).ok()),
+            server_info: jsonrpc::parsed_member(&initialized, &["result", "serverInfo"]),
             initialized,
             declared: envelope.declared.clone(),
             calls: RunningCalls::default(),
             listeners,
-            next: AtomicU64::new(1),
+            usage: Usage::of(request),
             has_responded: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
-            state: Mutex::new(State { used: clock::now(), latest, log_level: None, completed: Vec::new() }),
+            parking: Arc::new(Semaphore::new(MAX_PARKED)),
+            log_level: Mutex::default(),
             has_stream: watch::Sender::new(false),
-            completion: Notify::new(),
+            completed: watch::Sender::default(),
         })
     }
 
@@ -200,10 +194,45 @@ impl LegacySession {
         self.name.is_some()
     }
 
+    /// Returns a client's request with the headers of the session.
+    pub(super) fn addressed(&self, template: &Template) -> Template {
+        let template = plain(template).with(names::MCP_PROTOCOL_VERSION, self.version.clone());
+        match &self.name {
+            Some(name) => template.with(names::MCP_SESSION_ID, name.clone()),
+            None => template,
+        }
+    }
+
+    /// Sends a request in the session.
+    pub(super) async fn exchange(&self, template: &Template) -> Exchanged {
+        self.link.server.exchange(&self.addressed(template), None).await
+    }
+
+    /// Posts a message in the session. Returns true if the server has accepted it.
+    pub(super) async fn post(&self, template: &Template, body: Vec<u8>) -> bool {
+        let posted = tokio::time::timeout(REQUEST_WAIT, self.exchange(&synthetic::post(template, body))).await;
+        matches!(posted, Ok(Ok(response)) if response.status().is_success())
+    }
+
+    /// Posts a request in the session. Returns its response, or `None` without one in time.
+    pub(super) async fn request(&self, template: &Template, body: Vec<u8>) -> Option<Bytes> {
+        let post = synthetic::post(template, body);
+        let exchange = async { response_in(self.exchange(&post).await.ok()?).await };
+        tokio::time::timeout(REQUEST_WAIT, exchange).await.ok()?
+    }
+
+    /// Ends the session at the server. An unreachable server forgets it by itself.
+    pub(super) async fn end(&self) {
+        if self.is_named() {
+            let latest = self.usage.last_request();
+            let delete = latest.beside(Method::DELETE, &latest.own_headers(), Bytes::new());
+            drop(tokio::time::timeout(REQUEST_WAIT, self.exchange(&delete)).await);
+        }
+    }
+
     /// Returns the capabilities of the server.
     pub(super) fn capabilities(&self) -> Value {
-        let capabilities = jsonrpc::member(&self.initialized, &["result", "capabilities"]);
-        capabilities.and_then(|capabilities| serde_json::from_str(capabilities).ok()).unwrap_or_default()
+        jsonrpc::parsed_member(&self.initialized, &["result", "capabilities"]).unwrap_or_default()
     }
 
     /// Records that the server has responded to a request in the session.
@@ -226,57 +255,35 @@ impl LegacySession {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Returns a new ID, for a request and its progress token.
-    pub(super) fn next_id(&self) -> String {
-        format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn touch(&self) {
-        sync::lock(&self.state).used = clock::now();
-    }
-
-    /// Records a request of the caller: it is the last use, with the newest credentials.
-    pub(super) fn record_request(&self, request: &Template) {
-        let mut state = sync::lock(&self.state);
-        state.used = clock::now();
-        state.latest = request.with_body(Bytes::new());
-    }
-
-    /// Returns the last request of the caller, for its credentials.
-    pub(super) fn latest(&self) -> Template {
-        sync::lock(&self.state).latest.clone()
-    }
-
-    /// Returns the time of the last use, or now while the session is busy.
-    pub(super) fn used(&self) -> Instant {
-        if self.is_busy() { clock::now() } else { sync::lock(&self.state).used }
-    }
-
-    /// Returns true while a request is running or parked, or a client listens.
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) > 0 || !self.listeners.is_empty()
-    }
-
     /// Begins a request.
     pub(super) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Busy(self.clone())
     }
 
-    /// Counts a call as parked. Returns `None` if `most` calls are parked already.
-    pub(super) fn begin_waiting(self: &Arc<Self>, most: usize) -> Option<Waiting> {
-        let one_more = |waiting| if waiting < most { Some(waiting + 1) } else { None };
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Waiting(self.clone()))
+    /// Permits a call to be parked. Returns `None` if [`MAX_PARKED`] calls are parked already.
+    pub(super) fn begin_parking(&self) -> Option<OwnedSemaphorePermit> {
+        self.parking.clone().try_acquire_owned().ok()
+    }
+
+    /// Lowers the log level of the session, if the server declares logging.
+    pub(super) async fn lower_log_level(&self, template: &Template, level: LogLevel) {
+        if self.lowers_log_level(level) {
+            let id = synthetic::own_id();
+            let body =
+                json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel", "params": {"level": level.name()}});
+            let setting = self.post(template, body.to_string().into_bytes());
+            drop(tokio::time::timeout(LEVEL_WAIT, setting).await);
+        }
     }
 
     /// Returns true if the server's log level must be lowered to this level, and records the level.
-    pub(super) fn lowers_log_level(&self, level: LogLevel) -> bool {
+    fn lowers_log_level(&self, level: LogLevel) -> bool {
         let declares = jsonrpc::member(&self.initialized, &["result", "capabilities", "logging"]).is_some();
-        let mut state = sync::lock(&self.state);
-        let is_lower = declares && state.log_level.is_none_or(|known| level < known);
+        let mut lowest = sync::lock(&self.log_level);
+        let is_lower = declares && lowest.is_none_or(|known| level < known);
         if is_lower {
-            state.log_level = Some(level);
+            *lowest = Some(level);
         }
         is_lower
     }
@@ -295,49 +302,40 @@ impl LegacySession {
 
     /// Records the completion of a URL elicitation.
     pub(super) fn record_completion(&self, notification: &[u8]) {
-        let id = jsonrpc::member(notification, &["params", "elicitationId"]);
-        let Some(id) = id.and_then(|id| serde_json::from_str::<String>(id).ok()) else { return };
-        let mut state = sync::lock(&self.state);
-        if state.completed.len() >= MAX_COMPLETED {
-            state.completed.remove(0);
-        }
-        state.completed.push(id);
-        drop(state);
-        self.completion.notify_waiters();
+        let Some(id) = jsonrpc::string_member(notification, &["params", "elicitationId"]) else { return };
+        self.completed.send_modify(|completed| {
+            if completed.len() >= MAX_COMPLETED {
+                completed.remove(0);
+            }
+            completed.push(id);
+        });
     }
 
     /// Waits for the completion of these URL elicitations, until this time at most.
     pub(super) async fn wait_for_completion(&self, ids: &[String], until: Instant) {
-        let all_done = async {
-            loop {
-                let mut notified = std::pin::pin!(self.completion.notified());
-                notified.as_mut().enable();
-                let are_done = {
-                    let state = sync::lock(&self.state);
-                    ids.iter().all(|id| state.completed.contains(id))
-                };
-                if are_done && !ids.is_empty() {
-                    return;
-                }
-                notified.await;
-            }
-        };
+        let mut completed = self.completed.subscribe();
+        let all_done = completed.wait_for(|done| !ids.is_empty() && ids.iter().all(|id| done.contains(id)));
         tokio::select! {
-            () = all_done => {}
+            _ = all_done => {}
             () = clock::sleep_until(until) => {}
         }
     }
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+/// Returns the request without the headers of the later revision.
+pub(super) fn plain(template: &Template) -> Template {
+    let mut headers = template.own_headers();
+    let later: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with("mcp-param-")).cloned().collect();
+    for name in later.iter().chain([&names::MCP_PROTOCOL_VERSION, &names::MCP_SESSION_ID]) {
+        headers.remove(name);
     }
+    template.beside(template.method().clone(), &headers, template.body().clone()).for_caller(template.caller().cloned())
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.touch();
+        self.0.usage.touch();
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -11,12 +11,11 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::session::LegacySession;
-use super::{ModernClients, ResponseBody, in_session};
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, listen};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId, response};
-use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::sse_reader::EventReader;
 
 /// Pause before the stream is reopened. It doubles after each refusal up to the longest.
@@ -28,14 +27,14 @@ const LASTING: Duration = Duration::from_secs(30);
 const CALL_WAIT: Duration = Duration::from_secs(30);
 
 /// Reads the stream, with the newest headers of the caller, for as long as the session lives.
-pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
-    let mut reader = Reader { clients, session, last_event_id: None };
+pub(super) async fn read(session: Weak<LegacySession>) {
+    let mut reader = Reader { session, last_event_id: None };
     let mut pause = PAUSE;
     loop {
         let response = {
-            let (Some(clients), Some(session)) = (reader.clients.upgrade(), reader.session.upgrade()) else { return };
-            let get = session.latest().to_get(reader.last_event_id.as_deref());
-            let response = clients.server.exchange(&in_session(&session, &get), None).await;
+            let Some(session) = reader.session.upgrade() else { return };
+            let get = session.usage.last_request().to_get(reader.last_event_id.as_deref());
+            let response = session.exchange(&get).await;
             session.record_stream();
             response
         };
@@ -68,7 +67,6 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
 
 /// Reader of the stream.
 struct Reader {
-    clients: Weak<ModernClients>,
     session: Weak<LegacySession>,
     /// Last event ID of the stream: a server that can resume continues after it.
     last_event_id: Option<Bytes>,
@@ -78,13 +76,13 @@ impl Reader {
     /// Reads the stream to its end. Returns true if it carried any message.
     async fn read(&mut self, body: ResponseBody) -> bool {
         let mut has_messages = false;
-        let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return false };
+        let Some(limit) = self.session.upgrade().map(|session| session.link.settings.max_event_bytes) else {
+            return false;
+        };
         let mut events = EventReader::new(body, limit);
-        while let Some(gathered) = events.batch().await {
-            let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else {
-                return has_messages;
-            };
-            for event in &gathered.events {
+        while let Some(batch) = events.batch().await {
+            let Some(session) = self.session.upgrade() else { return has_messages };
+            for event in &batch {
                 if let Some(id) = event.id.as_ref().filter(|id| !id.is_empty()) {
                     self.last_event_id = Some(Bytes::copy_from_slice(id));
                 }
@@ -92,7 +90,7 @@ impl Reader {
                 has_messages = true;
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
                     match message {
-                        Message::Request { id, method } => self.assign(&clients, &session, id, method, text).await,
+                        Message::Request { id, method } => assign(&session, id, method, text).await,
                         Message::Notification { method } => {
                             deliver(&session, method, text.as_bytes());
                             wait_for_readers(&session, method, text.as_bytes()).await;
@@ -101,69 +99,54 @@ impl Reader {
                     }
                 }
             }
-            if gathered.is_last() {
-                break;
-            }
         }
         has_messages
     }
+}
 
-    async fn assign(
-        &self,
-        clients: &Arc<ModernClients>,
-        session: &Arc<LegacySession>,
-        id: &RequestId,
-        method: &str,
-        text: &str,
-    ) {
-        if method == "ping" {
-            clients.post(session, &session.latest(), response::empty(id)).await;
-            return;
-        }
-        let Some((_, params)) = bridge::input_request_of(text.as_bytes()) else { return };
-        let refused = session.declared.refuses(method, &params);
-        let until = clock::now() + CALL_WAIT;
-        if refused.is_none() && session.calls.assign(Bytes::copy_from_slice(text.as_bytes()), until) {
-            tokio::spawn(refuse_expired(self.clients.clone(), self.session.clone()));
-            return;
-        }
-        refuse(clients, session, id, method, refused.unwrap_or(bridge::OUTSIDE_CALL)).await;
+/// Assigns a server request to a call, or refuses it.
+async fn assign(session: &Arc<LegacySession>, id: &RequestId, method: &str, text: &str) {
+    if method == "ping" {
+        session.post(&session.usage.last_request(), response::empty(id)).await;
+        return;
     }
+    let Some((_, params)) = bridge::input_request_of(text.as_bytes()) else { return };
+    let refused = session.declared.refuses(method, &params);
+    let until = clock::now() + CALL_WAIT;
+    if refused.is_none() && session.calls.assign(Bytes::copy_from_slice(text.as_bytes()), until) {
+        tokio::spawn(refuse_expired(Arc::downgrade(session)));
+        return;
+    }
+    refuse(session, id, method, refused.unwrap_or(bridge::OUTSIDE_CALL)).await;
 }
 
 /// Reassigns an unassociated server request that its call had not forwarded.
-pub(super) fn reassign(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, request: &Bytes) {
+pub(super) fn reassign(session: &Arc<LegacySession>, request: &Bytes) {
     let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(request) else { return };
     if session.calls.assign(request.clone(), clock::now() + CALL_WAIT) {
-        tokio::spawn(refuse_expired(Arc::downgrade(clients), Arc::downgrade(session)));
+        tokio::spawn(refuse_expired(Arc::downgrade(session)));
         return;
     }
-    let (clients, session) = (clients.clone(), session.clone());
-    tokio::spawn(async move { refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await });
+    let session = session.clone();
+    tokio::spawn(async move { refuse(&session, &id, &method, bridge::OUTSIDE_CALL).await });
 }
 
 /// Refuses the server requests that found no call in time.
-async fn refuse_expired(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
+async fn refuse_expired(session: Weak<LegacySession>) {
     clock::sleep(CALL_WAIT).await;
-    let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+    let Some(session) = session.upgrade() else { return };
     for request in session.calls.take_expired(clock::now()) {
         if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&request) {
-            refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await;
+            refuse(&session, &id, &method, bridge::OUTSIDE_CALL).await;
         }
     }
 }
 
-async fn refuse(
-    clients: &Arc<ModernClients>,
-    session: &LegacySession,
-    id: &RequestId,
-    method: &str,
-    (code, text): (i64, &str),
-) {
+async fn refuse(session: &LegacySession, id: &RequestId, method: &str, (code, text): (i64, &str)) {
     if method == "roots/list" {
         session.calls.mark_roots_refused();
     }
-    clients.post(session, &session.latest(), response::error(id, code, text)).await;
+    session.post(&session.usage.last_request(), response::error(id, code, text)).await;
 }
 
 /// Waits briefly for the recipients of a notification, if they are behind.
@@ -179,7 +162,7 @@ async fn wait_for_readers(session: &LegacySession, method: &str, text: &[u8]) {
 
 /// Returns the ID of the call that a progress notification names.
 fn call_of(text: &[u8]) -> Option<String> {
-    serde_json::from_str(jsonrpc::member(text, &["params", "progressToken"])?).ok()
+    jsonrpc::string_member(text, &["params", "progressToken"])
 }
 
 /// Delivers a notification to the calls or subscriptions that it concerns.

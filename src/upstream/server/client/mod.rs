@@ -26,10 +26,10 @@ use super::http1;
 use super::informational::{Endless, Interim};
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
+use super::sent::Sent;
 use super::sent_flag::{Calls, SentFlag, Slot};
 use crate::body::Incoming;
 use crate::clock;
-use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::sync;
 
@@ -146,8 +146,8 @@ impl Clients {
         template: &Template,
         target: &Uri,
         sent_flag: &SentFlag,
-        sent: Option<&Arc<Stream>>,
-    ) -> Result<Response<ResponseBody>, Error> {
+        sent: Option<&Sent>,
+    ) -> Result<Box<Response<ResponseBody>>, Error> {
         if self.is_http1() {
             let request = http1::Request {
                 method: template.method(),
@@ -158,20 +158,20 @@ impl Clients {
             // Nothing else decides on the request while it is written: this task does both.
             let on_sent = || {
                 sent_flag.mark_sent();
-                if let Some(stream) = sent {
-                    stream.upstream().set_sent();
+                if let Some(sent) = sent {
+                    sent.set_sent();
                 }
             };
-            match self.http1.send(request, on_sent).await {
+            match self.http1.send(request, on_sent, |body| ResponseBody::Http1(Box::new(body))).await {
                 Err(http1::Error::Http2) => {}
-                response => return Ok(response?.map(|body| ResponseBody::Http1(Box::new(body)))),
+                response => return Ok(response?),
             }
         }
         // Boxed: every call would otherwise carry the size of this future.
         let mut response =
             Box::pin(self.send_by_hyper(template.to_request(target.clone(), sent_flag, sent), sent_flag)).await?;
         *response.headers_mut() = headers::unpinned(response.headers());
-        Ok(response)
+        Ok(Box::new(response))
     }
 
     /// Returns true if the next connection is HTTP/1.1, as far as is known.

@@ -38,7 +38,7 @@ fn upstream(with: impl FnOnce(&mut config::Upstream)) -> (Arc<HttpServer>, Duple
 
 fn template() -> Template {
     let (parts, ()) = Request::post("/mcp").body(()).unwrap().into_parts();
-    Template::new(&parts, Lines::default(), Bytes::from_static(b"ask"))
+    Template::new(&parts, None, Lines::default(), Bytes::from_static(b"ask"))
 }
 
 /// Serves a connection that forbids streams.

@@ -1,4 +1,4 @@
-//! Response body that the task which wants its bytes reads.
+//! Response body of the HTTP/1.1 client: its reader polls the socket itself.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -81,6 +81,26 @@ impl Body {
         {
             self.pool.put(socket);
         }
+    }
+
+    /// Takes the body if all of it has arrived and it has at most `max` bytes. Else what was read
+    /// stays, and the next poll continues.
+    pub(in crate::upstream::server) fn take_arrived(&mut self, cx: &mut Context<'_>, max: usize) -> Option<Bytes> {
+        while !self.content.decoder.is_complete() {
+            if self.content.ready.len() > max {
+                return None;
+            }
+            match self.poll_more(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => {
+                    // The next poll finds the body too short.
+                    self.wire = None;
+                    return None;
+                }
+                Poll::Pending => return None,
+            }
+        }
+        if self.content.ready.len() > max { None } else { Some(std::mem::take(&mut self.content.ready).freeze()) }
     }
 
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {

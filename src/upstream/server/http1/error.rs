@@ -1,4 +1,4 @@
-//! Errors of the client.
+//! Errors of the HTTP/1.1 client.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::protocol::http1;
 pub(in crate::upstream::server) enum Error {
     #[error("there is no connection to the upstream")]
     Connect(#[source] BoxError),
-    /// The server chose HTTP/2 for a new connection, on which nothing was sent.
+    /// The server chose HTTP/2 for a new connection. Nothing was sent on it.
     #[error("the upstream speaks HTTP/2")]
     Http2,
     /// No byte of the request had left.

@@ -59,12 +59,18 @@ impl Client {
 
     /// Sends a request and waits for the head of its response. Calls `on_sent` once bytes of the
     /// request have left; after that the request is never written again. Dropping the future, or
-    /// the body before its end, closes the connection.
-    pub(super) async fn send(&self, request: Request<'_>, on_sent: impl FnOnce()) -> Result<Response<Body>, Error> {
+    /// the body before its end, closes the connection. `wrap` makes the body of the response, which
+    /// is boxed, since it passes through many futures.
+    pub(super) async fn send<B>(
+        &self,
+        request: Request<'_>,
+        on_sent: impl FnOnce(),
+        wrap: impl FnOnce(Body) -> B,
+    ) -> Result<Box<Response<B>>, Error> {
         let outgoing = self.encode(&request);
         let wire = self.wire(outgoing).await?;
         on_sent();
-        receive(wire, request.method, self.pool.clone()).await
+        receive(wire, request.method, self.pool.clone(), wrap).await
     }
 
     fn encode(&self, request: &Request<'_>) -> Outgoing {
@@ -72,7 +78,7 @@ impl Client {
         let (copied, apart) = if body.len() > SMALL_BODY { (&[][..], body.clone()) } else { (&body[..], Bytes::new()) };
         let mut head = http1::encode_request(method, target, &self.host, lines, body.len(), copied.len());
         head.extend_from_slice(copied);
-        Outgoing::new(head.into(), apart)
+        Outgoing::new(head, apart)
     }
 
     /// Returns a connection that has taken the first bytes of the request.
@@ -93,12 +99,16 @@ impl Client {
     }
 }
 
-async fn receive(mut wire: Wire<Socket>, method: &Method, pool: Arc<Pool<Socket>>) -> Result<Response<Body>, Error> {
+async fn receive<B>(
+    mut wire: Wire<Socket>,
+    method: &Method,
+    pool: Arc<Pool<Socket>>,
+    wrap: impl FnOnce(Body) -> B,
+) -> Result<Box<Response<B>>, Error> {
     let mut reader = HeadReader::new(method);
     let begin = |head: Head, behind: &[u8]| BodyStart::new(&head, behind).map(|start| (head, start));
     let (head, start) = poll_fn(|cx| wire.poll_head(&mut reader, cx, begin)).await?;
-    let body = Body::new(wire, start, pool);
-    let mut response = Response::new(body);
+    let mut response = Box::new(Response::new(wrap(Body::new(wire, start, pool))));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     Ok(response)

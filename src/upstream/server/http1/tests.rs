@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
+use std::convert::identity;
 use std::io;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use http::{StatusCode, Uri};
 use http_body_util::BodyExt;
@@ -69,9 +70,46 @@ async fn respond(server: &mut DuplexStream, text: &str) {
 }
 
 async fn exchange(client: &Client) -> Result<Bytes, BoxError> {
-    let response = client.send(request(&Bytes::from_static(b"ask")), || ()).await?;
+    let response = client.send(request(&Bytes::from_static(b"ask")), || (), identity).await?;
     assert_eq!(response.status(), StatusCode::OK);
     Ok(response.into_body().collect().await?.to_bytes())
+}
+
+/// Returns the body of a response that the server begins with `text`.
+async fn begun_body(client: &Client, server: &mut DuplexStream, text: &str) -> Body {
+    let ask = Bytes::from_static(b"ask");
+    let sending = client.send(request(&ask), || (), identity);
+    tokio::join!(sending, respond(server, text)).0.unwrap().into_body()
+}
+
+#[tokio::test]
+async fn a_body_is_taken_once_all_of_it_has_arrived() {
+    let (client, [mut server]) = client();
+    let mut body = begun_body(&client, &mut server, "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab").await;
+    let mut cx = Context::from_waker(Waker::noop());
+    assert_eq!(body.take_arrived(&mut cx, 4), None);
+    server.write_all(b"cd").await.unwrap();
+    assert_eq!(body.take_arrived(&mut cx, 3), None);
+    assert_eq!(body.take_arrived(&mut cx, 4).unwrap(), "abcd");
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_taken_is_read_from_its_beginning() {
+    let (client, [mut server]) = client();
+    let mut body = begun_body(&client, &mut server, "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab").await;
+    let mut cx = Context::from_waker(Waker::noop());
+    assert_eq!(body.take_arrived(&mut cx, 4), None);
+    server.write_all(b"cd").await.unwrap();
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "abcd");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_not_taken_and_fails_when_it_is_read() {
+    let (client, [mut server]) = client();
+    let mut body = begun_body(&client, &mut server, "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab").await;
+    drop(server);
+    assert_eq!(body.take_arrived(&mut Context::from_waker(Waker::noop()), 4), None);
+    assert!(body.collect().await.is_err());
 }
 
 async fn exchange_once(client: &Client, server: &mut DuplexStream, text: &str) -> Result<Bytes, BoxError> {
@@ -140,7 +178,7 @@ async fn a_request_that_left_is_not_sent_again() {
     let on_sent = || {
         sent.fetch_add(1, Ordering::Relaxed);
     };
-    let (response, ()) = tokio::join!(client.send(request(&body), on_sent), serving);
+    let (response, ()) = tokio::join!(client.send(request(&body), on_sent, identity), serving);
     assert!(matches!(response, Err(Error::Broken(_))), "{response:?}");
     assert_eq!(sent.into_inner(), 1);
     drop(client);
@@ -151,7 +189,7 @@ async fn a_request_that_left_is_not_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_connection_means_that_nothing_was_sent() {
     let (client, []) = client();
-    let response = client.send(request(&Bytes::new()), || panic!("it was sent")).await;
+    let response = client.send(request(&Bytes::new()), || panic!("it was sent"), identity).await;
     assert!(matches!(response, Err(Error::Connect(_))), "{response:?}");
 }
 
@@ -164,7 +202,7 @@ async fn a_server_may_respond_before_it_has_read_the_request() {
         first.read_exact(&mut some).await.unwrap();
         first.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
     };
-    let (response, ()) = tokio::join!(client.send(request(&large), || ()), serving);
+    let (response, ()) = tokio::join!(client.send(request(&large), || (), identity), serving);
     let response = response.unwrap();
     assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "no");
@@ -176,7 +214,7 @@ async fn a_server_may_respond_before_it_has_read_the_request() {
 async fn a_large_request_is_written_while_its_response_is_awaited() {
     let (client, [mut first]) = client();
     let large = Bytes::from([vec![b'x'; 20 * PIPE], b"ask".to_vec()].concat());
-    let (response, ()) = tokio::join!(client.send(request(&large), || ()), respond(&mut first, RESPONSE));
+    let (response, ()) = tokio::join!(client.send(request(&large), || (), identity), respond(&mut first, RESPONSE));
     assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
     assert_eq!(exchange_once(&client, &mut first, RESPONSE).await.unwrap(), "ok");
 }
@@ -189,7 +227,7 @@ async fn a_truncated_body_fails_after_the_received_bytes() {
         drop(first);
     };
     let body = Bytes::from_static(b"ask");
-    let (response, ()) = tokio::join!(client.send(request(&body), || ()), serving);
+    let (response, ()) = tokio::join!(client.send(request(&body), || (), identity), serving);
     let mut body = response.unwrap().into_body();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ok");
     assert!(body.frame().await.unwrap().is_err());
@@ -200,7 +238,7 @@ async fn dropping_a_body_closes_its_connection() {
     let (client, [mut first]) = client();
     let body = Bytes::from_static(b"ask");
     let head = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok";
-    let (response, ()) = tokio::join!(client.send(request(&body), || ()), respond(&mut first, head));
+    let (response, ()) = tokio::join!(client.send(request(&body), || (), identity), respond(&mut first, head));
     drop(response.unwrap());
     assert_eq!(first.read_to_end(&mut Vec::new()).await.unwrap(), 0);
 }
@@ -210,7 +248,7 @@ async fn data_buffered_by_the_connection_is_flushed() {
     let (client, [mut first]) = client_over(PIPE, |pipe| Box::new(BufStream::new(pipe)));
     for size in [0, 20 * PIPE] {
         let body = Bytes::from([vec![b'x'; size], b"ask".to_vec()].concat());
-        let (response, ()) = tokio::join!(client.send(request(&body), || ()), respond(&mut first, RESPONSE));
+        let (response, ()) = tokio::join!(client.send(request(&body), || (), identity), respond(&mut first, RESPONSE));
         assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
     }
 }
@@ -277,7 +315,7 @@ async fn a_request_with_one_written_record_does_not_count_as_unsent() {
         first.read_exact(&mut record).await.unwrap();
         drop(first);
     };
-    let (response, ()) = tokio::join!(client.send(request(&large), on_sent), reading);
+    let (response, ()) = tokio::join!(client.send(request(&large), on_sent, identity), reading);
     assert!(matches!(response, Err(Error::Broken(_))), "{response:?}");
     assert_eq!(sent.into_inner(), 1);
 }

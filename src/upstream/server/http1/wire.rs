@@ -26,28 +26,30 @@ thread_local! {
 /// Unwritten rest of a request.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    head: Bytes,
+    head: Vec<u8>,
+    /// Written bytes of the head.
+    written: usize,
     body: Bytes,
     /// True once all of it has left: TLS may hold written data until its socket is ready.
     is_flushed: bool,
 }
 
 impl Outgoing {
-    pub(super) fn new(head: Bytes, body: Bytes) -> Self {
-        Self { head, body, is_flushed: false }
+    pub(super) fn new(head: Vec<u8>, body: Bytes) -> Self {
+        Self { head, written: 0, body, is_flushed: false }
     }
 
     fn is_empty(&self) -> bool {
-        self.head.is_empty() && self.body.is_empty()
+        self.written == self.head.len() && self.body.is_empty()
     }
 
     fn advance(&mut self, written: usize) {
-        let of_head = written.min(self.head.len());
-        self.head.advance(of_head);
+        let of_head = written.min(self.head.len() - self.written);
+        self.written += of_head;
         self.body.advance(written - of_head);
         if self.is_empty() {
             // The written bytes are not kept while the response is awaited.
-            *self = Self::new(Bytes::new(), Bytes::new());
+            *self = Self::new(Vec::new(), Bytes::new());
         }
     }
 
@@ -56,7 +58,8 @@ impl Outgoing {
     where
         S: AsyncWrite + Unpin,
     {
-        let head = &self.head[..self.head.len().min(max)];
+        let head = &self.head[self.written..];
+        let head = &head[..head.len().min(max)];
         let body = &self.body[..self.body.len().min(max - head.len())];
         let pieces = [IoSlice::new(head), IoSlice::new(body)];
         let pieces = if head.is_empty() { &pieces[1..] } else { &pieces[..] };

@@ -10,8 +10,12 @@ pub(crate) use response::Response;
 use crate::support::wire::{Head, find};
 use crate::support::within;
 use std::io::ErrorKind;
+#[cfg(target_os = "linux")]
+use std::net::IpAddr;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+#[cfg(target_os = "linux")]
+use tokio::net::TcpSocket;
 use tokio::net::TcpStream;
 
 /// End of a response.
@@ -41,6 +45,18 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) async fn connect(addr: SocketAddr) -> Client {
         let stream = within("the proxy accepts", TcpStream::connect(addr)).await.expect("a connection");
+        Client::over(stream)
+    }
+
+    /// Connects from another address of this machine.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn connect_from(from: IpAddr, addr: SocketAddr) -> Client {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind((from, 0).into()).expect("an address of this machine");
+        Client::over(within("the proxy accepts", socket.connect(addr)).await.expect("a connection"))
+    }
+
+    fn over(stream: TcpStream) -> Client {
         stream.set_nodelay(true).expect("an open socket");
         Client { stream, input: Vec::new(), read: 0, limit: usize::MAX, reads: Vec::new() }
     }

@@ -1,7 +1,7 @@
 //! Inputs of clients in the model.
 
 use super::super::steps::request_id;
-use super::{Event, Model, Place, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
+use super::{Call, Event, Model, Place, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
 use crate::headers::Era;
 use crate::jsonrpc::RequestId;
 use crate::stream::ClientResponse;
@@ -14,6 +14,9 @@ impl Model {
         }
         self.attached = Some(attach);
         self.since = at;
+        if std::mem::take(&mut self.waits_for_reader) && self.ending.is_none() {
+            self.call = Call::PausingUntil(at);
+        }
     }
 
     /// Returns the `retry`, doubled with each takeover within ten seconds of the one before.

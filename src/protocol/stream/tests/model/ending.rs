@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::super::steps::MessageKind;
 use super::{Call, Head, Model, Place};
-use crate::error::{ErrorCode, Failure};
+use crate::error::{ErrorCode, Failure, Subject};
 use crate::headers::Era;
 use crate::ids::StreamKind;
 use crate::jsonrpc::RequestId;
@@ -39,7 +39,7 @@ impl Model {
         self.failed = true;
         for which in 0..self.ids.len() {
             if self.has_log() && self.is_owed(which) {
-                let message = failure.to_message(Some(&self.ids[which]));
+                let message = failure.to_message(Some(&self.ids[which]), Subject::Request);
                 self.answered[which] = Some(self.push(&message, &[MessageKind::Response { which, error: true }]));
                 self.errors = true;
             }
@@ -95,10 +95,11 @@ impl Model {
         if self.attached.is_some() || self.ending.is_some() || self.head == Some(Head::Passed) {
             return None;
         }
+        let grace = self.setup.modern_grace.unwrap_or(self.sent_retry * 2 + 1000);
         let wait = match self.setup.era {
             Era::Legacy => self.setup.max_wait?,
-            Era::Modern if !self.primed && !self.setup.has_idempotency_key => 0,
-            Era::Modern => self.setup.modern_grace.unwrap_or(self.sent_retry * 2 + 1000),
+            Era::Modern if !self.primed && !self.setup.has_idempotency_key => grace.min(self.setup.unprimed_grace),
+            Era::Modern => grace,
         };
         Some(self.since + wait)
     }
@@ -120,8 +121,13 @@ impl Model {
         if due(self.commit_at()) {
             self.take_head(Head::Ours);
         }
-        if due(self.reopen_at()) {
+        if due(self.reopen_at()) && self.barren > 0 && !self.has_had_event && self.attached.is_none() {
+            self.call = Call::Over;
+            self.waits_for_reader = true;
+        } else if due(self.reopen_at()) {
             self.call = Call::SendingAgain;
+            self.requested_at = at;
+            self.has_event = false;
             self.upstream_id_is_new = false;
             self.upstream_id_was_named = self.upstream_id.is_some();
             self.effects.push(Effect::Reopen(self.upstream_id.clone().map(Bytes::from)));

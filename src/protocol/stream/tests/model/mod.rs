@@ -15,6 +15,8 @@ const TAKEOVER_RETRY_MAX: u64 = 60_000;
 const UPSTREAM_RETRY: u64 = 1000;
 const BACKOFF_MAX: u64 = 30_000;
 const STANDALONE_PAUSE_MIN: u64 = 500;
+const AT_ONCE: u64 = 5000;
+const AT_ONCE_BACKOFF_MAX: u64 = 60_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
@@ -61,6 +63,11 @@ pub(super) struct Model {
     upstream_id_was_named: bool,
     upstream_retry: u64,
     attempts: u32,
+    requested_at: u64,
+    has_event: bool,
+    has_had_event: bool,
+    barren: u32,
+    waits_for_reader: bool,
     ending: Option<Outcome>,
     failed: bool,
     sealed_at: Option<u64>,
@@ -105,6 +112,11 @@ impl Model {
             upstream_id_was_named: false,
             upstream_retry: UPSTREAM_RETRY,
             attempts: 0,
+            requested_at: 0,
+            has_event: false,
+            has_had_event: false,
+            barren: 0,
+            waits_for_reader: false,
             ending: None,
             failed: false,
             sealed_at: None,

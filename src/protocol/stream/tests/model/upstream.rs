@@ -1,7 +1,7 @@
 //! Inputs of the upstream in the model.
 
 use super::super::steps::{MessageKind, request_id};
-use super::{BACKOFF_MAX, Call, Event, Head, Model, Place, STANDALONE_PAUSE_MIN};
+use super::{AT_ONCE, AT_ONCE_BACKOFF_MAX, BACKOFF_MAX, Call, Event, Head, Model, Place, STANDALONE_PAUSE_MIN};
 use crate::error::{ErrorCode, Failure};
 use crate::jsonrpc::RequestId;
 use crate::stream::{Effect, Ending, Outcome};
@@ -39,6 +39,7 @@ impl Model {
     }
 
     pub(super) fn note_upstream(&mut self, id: Option<&str>, retry: Option<u64>) {
+        (self.has_event, self.has_had_event) = (true, true);
         if let Some(id) = id {
             self.upstream_id_is_new |= self.upstream_id.as_deref() != Some(id);
             self.upstream_id = Some(id.to_owned());
@@ -107,7 +108,21 @@ impl Model {
             self.upstream_id = None;
             self.effects.push(Effect::AnnounceGap);
         }
+        let ends_at_once = !self.is_request()
+            && matches!(ending, Ending::Clean | Ending::Broken)
+            && !self.has_event
+            && self.attempts == 0
+            && at - self.requested_at < AT_ONCE;
+        if !ends_at_once && !is_anew && !self.is_request() && ending != Ending::SessionLost {
+            self.barren = 0;
+        }
         let pause = match ending {
+            _ if ends_at_once => {
+                let first = self.upstream_retry.max(STANDALONE_PAUSE_MIN);
+                let doubled = first << self.barren.min(16);
+                self.barren += 1;
+                Some(doubled.min(AT_ONCE_BACKOFF_MAX.max(first)))
+            }
             Ending::Refused(status) if self.is_request() || (status < 500 && !is_anew) => None,
             Ending::SessionLost if !self.is_request() => Some(60_000),
             Ending::SessionLost => None,

@@ -1,0 +1,73 @@
+//! Discovery of a server's era: the `server/discover` of the proxy, and the era that the response
+//! shows.
+
+use serde_json::{Value, json};
+
+use crate::headers::{Era, ProtocolVersion};
+use crate::jsonrpc::{self, code, error_code};
+
+/// The first revision without sessions.
+pub const REVISION: &str = "2026-07-28";
+/// Member of `_meta` with the revision of a request.
+pub const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+/// Member of `_meta` with name and version of the client.
+pub const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+/// Member of `_meta` with the capabilities of the client.
+pub const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// Returns a `server/discover` at this revision, with the client's facts as members of `_meta`.
+/// Without facts the proxy itself is the client.
+pub fn discover(id: Value, revision: &str, client: Option<Value>, capabilities: Option<Value>) -> String {
+    let client = client.unwrap_or_else(|| json!({ "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") }));
+    let capabilities = capabilities.unwrap_or_else(|| json!({}));
+    let meta = json!({ VERSION: revision, CLIENT_INFO: client, CAPABILITIES: capabilities });
+    let discover = json!({ "jsonrpc": "2.0", "id": id, "method": "server/discover", "params": { "_meta": meta } });
+    discover.to_string()
+}
+
+/// Returns the era that a response to `server/discover` shows. A server speaks the revisions that
+/// it names. Any other error, or silence, shows a server that does not know the method.
+pub fn era_of(response: Option<&[u8]>) -> Era {
+    let Some(response) = response else { return Era::Legacy };
+    let path: &[&str] = match error_code(response) {
+        Some(code::UNSUPPORTED_VERSION) => &["error", "data", "supported"],
+        None if jsonrpc::error_in(response).is_none() => &["result", "supportedVersions"],
+        Some(_) | None => return Era::Legacy,
+    };
+    let listed = jsonrpc::member(response, path).and_then(|list| serde_json::from_str::<Vec<String>>(list).ok());
+    let is_modern = |text: &String| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
+    match listed {
+        Some(listed) if !listed.iter().any(is_modern) => Era::Legacy,
+        Some(_) | None => Era::Modern,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_response_to_discover_tells_the_era() {
+        for (response, era) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"]}}"#, Era::Modern),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Era::Modern),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2025-11-25"]}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"]},"error":null}"#, Era::Modern),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"","data":{"supported":["2027-01-01"]}}}"#,
+                Era::Modern,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"","data":{"supported":["2025-11-25"]}}}"#,
+                Era::Legacy,
+            ),
+            (r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":""}}"#, Era::Modern),
+            (r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":""}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"error":{}}"#, Era::Legacy),
+        ] {
+            assert_eq!(era_of(Some(response.as_bytes())), era, "{response}");
+        }
+        assert_eq!(era_of(None), Era::Legacy, "silence");
+    }
+}

@@ -1,0 +1,144 @@
+//! Statuses of a gateway in front of the server, while the server is replaced.
+//!
+//! An ingress responds with 502, 503 or 504 as long as no server is behind it, for example during a
+//! deploy. Clients drop a server that refuses `initialize` or a list so. Owned here: the further
+//! attempts of such a request until `upstream.wait_secs` after its first. Invariants: a request
+//! with effects is never sent again; a JSON-RPC body is the server's own response, and passes.
+//! Absent: servers that accept no connections ([`super::wait`]).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, Response, StatusCode};
+use tracing::debug;
+
+use super::metrics::Metrics;
+use super::server::body::begun;
+use super::server::exchange::{Exchange, Unanswered};
+use super::server::request::Template;
+use super::server::response_body::ResponseBody;
+use super::server::sent::Sent;
+use super::stack::Upstream;
+use super::wait::{Waiting, withdrawn};
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::effects;
+use crate::protocol::error::Failure;
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::{self, Body, Message};
+
+/// Pauses before further attempts, if the response names no time.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
+/// Shortest pause that a response can name.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// Size limit of a body that can be a JSON-RPC error, in bytes. A larger body in JSON passes.
+const BODY_MAX: usize = 64 * 1024;
+/// Longest wait for such a body.
+const BODY_WAIT: Duration = Duration::from_secs(1);
+
+/// Returns true if the response may be a gateway's, and the request can be sent again.
+pub(super) fn may_concern(template: &Template, response: &Response<ResponseBody>) -> bool {
+    is_gateway_status(response) && can_repeat(template.body())
+}
+
+fn is_gateway_status(response: &Response<ResponseBody>) -> bool {
+    let statuses = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
+    statuses.contains(&response.status()) && !headers::is_sse(response.headers())
+}
+
+/// Returns true for a body without effects, and for `initialize`: a session that no client knows
+/// the name of ends by itself.
+fn can_repeat(body: &[u8]) -> bool {
+    let is_initialize =
+        |message: &Message| matches!(message, Message::Request { method, .. } if method == "initialize");
+    effects::are_absent(body)
+        || jsonrpc::peek(body).is_ok_and(|body| matches!(&body, Body::Single(message) if is_initialize(message)))
+}
+
+/// Sends the request of a call again while the response is a gateway's. The call began at `began`.
+/// Returns the last response, and true if the request was sent again.
+///
+/// # Errors
+/// The failure of the last attempt, unless no connection was made for it.
+pub(super) async fn ask_again(
+    upstream: &Upstream,
+    (template, stream): (&Template, &Arc<Stream>),
+    metrics: &Metrics,
+    began: Instant,
+    mut response: Box<Response<ResponseBody>>,
+) -> (Result<Box<Response<ResponseBody>>, Failure>, bool) {
+    let until = began + upstream.server().http().config().wait;
+    let (mut pauses, mut waiting) = (PAUSES, None);
+    let sent = Sent::In(stream.clone());
+    loop {
+        let (examined, is_gateway) = examine(*response).await;
+        response = Box::new(examined);
+        let pause = pause_of(response.headers()).unwrap_or_else(|| pauses.next_pause());
+        if !is_gateway || clock::now() + pause > until {
+            let has_waited = waiting.is_some();
+            if let Some(waiting) = waiting {
+                Waiting::end(waiting, !is_gateway);
+            }
+            return (Ok(response), has_waited);
+        }
+        debug!(stream.id = %stream.id(), status = response.status().as_u16(), "a gateway has no server");
+        waiting.get_or_insert_with(|| Waiting::begin(stream, metrics, began));
+        // Nothing of the request has run, and a call that waits can be withdrawn.
+        stream.upstream().set_unsent();
+        tokio::select! {
+            biased;
+            () = withdrawn(stream) => return (Ok(response), true),
+            () = clock::sleep(pause) => {}
+        }
+        match upstream.exchange_in_box(template, Some(&sent)).await {
+            Ok(next) if is_gateway_status(&next) => response = next,
+            // The gateway itself is restarted.
+            Err(Unanswered { is_unconnected: true, .. }) => {}
+            exchanged => {
+                if let Some(waiting) = waiting {
+                    Waiting::end(waiting, true);
+                }
+                return (exchanged.map_err(|unanswered| unanswered.failure), true);
+            }
+        }
+    }
+}
+
+/// Reads a response far enough to know whether it is a gateway's. The returned response has its
+/// whole body.
+async fn examine(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
+    if !headers::is_read_as_json(response.headers()) {
+        return (response, true);
+    }
+    let (response, body) = begun(response, BODY_MAX, BODY_WAIT).await;
+    let is_gateway = body.is_some_and(|body| jsonrpc::peek_any(&body).is_err());
+    (response, is_gateway)
+}
+
+/// Returns the seconds of `Retry-After`.
+fn pause_of(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse::<u32>().ok()?;
+    Some(Duration::from_secs(u64::from(seconds)).max(SHORTEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_with_effects_are_never_repeated() {
+        let body = |method: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#);
+        for method in ["initialize", "ping", "tools/list", "resources/templates/list", "server/discover"] {
+            assert!(can_repeat(body(method).as_bytes()), "{method}");
+        }
+        assert!(can_repeat(b""), "a GET");
+        for method in ["tools/call", "acme/list", "tasks/cancel", "notifications/initialized"] {
+            assert!(!can_repeat(body(method).as_bytes()), "{method}");
+        }
+        let batch = |first: &str, second: &str| format!("[{},{}]", body(first), body(second));
+        assert!(can_repeat(batch("ping", "tools/list").as_bytes()));
+        assert!(!can_repeat(batch("initialize", "tools/call").as_bytes()));
+    }
+}
