@@ -22,7 +22,7 @@ use super::server::Server;
 use super::start::until;
 use super::table::Channels;
 use crate::clock;
-use crate::protocol::era::{REVISION, discover as discover_message, era_of};
+use crate::protocol::era::{REVISION, discover as discover_message, era_of, ping};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::jsonrpc::{self, Message, RequestId, error_code};
@@ -125,9 +125,8 @@ async fn silence(server: &Server) {
 /// of a revision without sessions has no ping.
 async fn pinged(server: &Server) {
     let id = RequestId::Number("1".into());
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, id.to_json());
     let message = Message::Request { id, method: "ping".into() };
-    let call = server.connection.call(None, &[message], &body.into(), None, None, Box::new(|| {}));
+    let call = server.connection.call(None, &[message], &ping(Value::from(1)).into(), None, None, Box::new(|| {}));
     if let Ok(mut pending) = call
         && matches!(pending.begun().await, Begun::Written)
         && let Some(response) = pending.events.response().await

@@ -1,5 +1,4 @@
-//! Discovery of a server's era: the `server/discover` of the proxy, and the era that the response
-//! shows.
+//! Discovery of a server's era: the requests of the proxy, and the era that the response shows.
 
 use serde_json::{Value, json};
 
@@ -18,11 +17,21 @@ pub const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 /// Returns a `server/discover` at this revision, with the client's facts as members of `_meta`.
 /// Without facts the proxy itself is the client.
 pub fn discover(id: Value, revision: &str, client: Option<Value>, capabilities: Option<Value>) -> String {
+    request(id, "server/discover", revision, client, capabilities)
+}
+
+/// Returns a `ping` of the proxy at [`REVISION`], which has no such method. A bare one would show a
+/// client of an older revision: TypeScript's SDK then refuses all later requests of this revision
+/// on the connection.
+pub fn ping(id: Value) -> String {
+    request(id, "ping", REVISION, None, None)
+}
+
+fn request(id: Value, method: &str, revision: &str, client: Option<Value>, capabilities: Option<Value>) -> String {
     let client = client.unwrap_or_else(|| json!({ "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") }));
     let capabilities = capabilities.unwrap_or_else(|| json!({}));
     let meta = json!({ VERSION: revision, CLIENT_INFO: client, CAPABILITIES: capabilities });
-    let discover = json!({ "jsonrpc": "2.0", "id": id, "method": "server/discover", "params": { "_meta": meta } });
-    discover.to_string()
+    json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } }).to_string()
 }
 
 /// Returns the era that a response to `server/discover` shows. A server speaks the revisions that

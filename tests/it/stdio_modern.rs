@@ -86,6 +86,28 @@ async fn a_server_is_asked_once_and_its_process_serves_the_caller() {
     assert_eq!(event(&mut pending.response().await.sse()).await, answer(&json!("a")));
 }
 
+/// A server that starts slowly is pinged before it has responded. A ping of an older revision would
+/// make TypeScript's SDK refuse all later requests of this one.
+#[tokio::test]
+async fn the_ping_of_a_slow_server_has_the_revision_of_the_discovery() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let pending = call("a").start(proxy.addr).await;
+    let mut server = servers.next().await;
+    let discovery = server.expect("server/discover").await;
+    let ping = server.message().await;
+    assert_eq!(ping["method"], "ping");
+    assert_eq!(ping["params"]["_meta"], discovery["params"]["_meta"]);
+    server
+        .say(json!({"jsonrpc": "2.0", "id": ping["id"], "error": {"code": -32601, "message": "Method not found"}}))
+        .await;
+    let result = json!({"supportedVersions": [V2026], "capabilities": {}});
+    server.say(json!({"jsonrpc": "2.0", "id": discovery["id"], "result": result})).await;
+    let sent = server.expect("tools/call").await;
+    server.say(answer(&sent["id"])).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(&json!("a")));
+}
+
 #[tokio::test]
 async fn calls_with_the_same_id_get_their_own_messages() {
     let servers = StdioServers::start().await;
