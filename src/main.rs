@@ -19,14 +19,14 @@ use mcp_resume::admin::ask;
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
-use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat};
+use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat, public_host};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
 use mcp_resume::log::json::JsonLines;
 use mcp_resume::log::timestamps::Timestamps;
 use mcp_resume::log::{self, Lines, text};
 use mcp_resume::sidecar::{self, Addresses, Server};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
@@ -142,6 +142,18 @@ fn connections(limits: &Limits, open_files: Option<usize>) -> usize {
     descriptors::connections(limits.connections, is_default, open_files)
 }
 
+/// Warns of a public URL before a server that others may operate.
+fn warn_of_public_server(config: &Config) {
+    let Some(public) = &config.listen.public_url else { return };
+    if let Some(host) = public_host(&config.upstream.url).filter(|_| !config.upstream.is_channel()) {
+        warn!(
+            host,
+            public_url = %public,
+            "tokens for listen.public_url reach a server with a public name: give public_url only for a server of your own"
+        );
+    }
+}
+
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Output::start(&config.log)?;
     let limit = descriptors::raise();
@@ -160,6 +172,7 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
         endpoint = path,
         "starting"
     );
+    warn_of_public_server(&config);
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let is_announced = Cell::new(false);
     let announce_addresses = |at: Addresses| {

@@ -9,6 +9,7 @@ use super::facts::{
     Contact, Facts, Form, Guard, SessionState, Standalone, ToolOutcome, UnknownSession, Watch, millis, printable,
 };
 use super::findings::Findings;
+use super::oauth;
 use super::verdict::Verdict;
 use crate::config::{AnswerPings, Config, HostHeader, PrincipalSource, Store, Tasks};
 
@@ -46,9 +47,7 @@ fn find_places(facts: &Facts, config: &Config, found: &mut Findings) {
         found.add("stdout-text", &[&lines]);
     }
     found.add_if(matches!(facts.contact, Contact::NotStarted { .. }), "environment");
-    for document in facts.oauth.iter().filter(|document| document.names_upstream) {
-        found.add("oauth", &[&document.path]);
-    }
+    oauth::find(facts, config, found);
     for path in &facts.http_sse {
         found.add("http-sse", &[path, &origin, path]);
     }
@@ -262,8 +261,9 @@ pub(super) fn in_words(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Document;
     use super::super::facts::samples::*;
-    use super::super::facts::{Document, Modern, ToolRun, Tools};
+    use super::super::facts::{Modern, ToolRun, Tools};
     use super::*;
     use crate::config::ResumeTokens;
 

@@ -24,7 +24,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::sse::{Decoder, Event};
 use crate::tls;
-use crate::upstream::{Body, Forwarded, Server, Upstream};
+use crate::upstream::{Body, Forwarded, PublicName, Server, Upstream};
 
 /// Size limit of a response; the rest is not read.
 const MAX_RESPONSE: usize = 16 * 1024 * 1024;
@@ -173,6 +173,7 @@ impl Client {
     ) -> Result<Self, tls::Error> {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
         let localhost = config::Upstream { host: HostHeader::Name(localhost_of(config)), ..config.upstream.clone() };
+        let public = config.listen.public_url.as_deref().map(PublicName::of);
         let mut server = Server::new(config.upstream.clone())?;
         if let Some(channels) = channels {
             server = server.with_channels(channels.clone());
@@ -181,7 +182,7 @@ impl Client {
             upstream: Upstream::plain(server),
             foreign: Upstream::plain(Server::new(foreign)?),
             localhost: Upstream::plain(Server::new(localhost)?),
-            peer: Forwarded::new(config.listen.address.ip(), "http", false),
+            peer: Forwarded::new(config.listen.address.ip(), "http", false, public),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
             headers,
         })

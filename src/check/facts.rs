@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::oauth::Document;
+
 /// Facts that the probe found about an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Facts {
@@ -413,15 +415,6 @@ pub enum Guard {
     Unknown,
 }
 
-/// An OAuth document of the origin.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Document {
-    /// Path of the document.
-    pub path: String,
-    /// True if the document names the upstream's own origin.
-    pub names_upstream: bool,
-}
-
 /// The longest text of the server's that is shown, in characters.
 const MAX_TEXT: usize = 80;
 /// The longest text of several lines that is shown, in characters.
@@ -509,7 +502,7 @@ pub(super) mod samples {
     }
 
     pub(in crate::check) fn document(names_upstream: bool) -> Document {
-        Document { path: "/.well-known/x".to_owned(), names_upstream }
+        Document { path: "/.well-known/x".to_owned(), names_upstream, ..Document::default() }
     }
 }
 

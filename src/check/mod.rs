@@ -21,6 +21,7 @@ mod event_stream;
 mod exchange;
 mod facts;
 mod findings;
+mod oauth;
 mod probe;
 mod program;
 mod reach;
@@ -32,6 +33,7 @@ mod verdict;
 mod watch;
 
 pub use facts::*;
+pub use oauth::Document;
 pub use report::Report;
 pub use verdict::Verdict;
 

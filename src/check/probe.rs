@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use super::exchange::{Client, Cut, ExchangeError, Observation, Request, is_refusal, localhost_of};
 use super::facts::{
-    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, RefusalWords, ResumeOutcome, ToolOutcome, ToolRun,
-    Tools, UnknownSession, millis, printable,
+    Contact, Facts, Form, Guard, Identity, Legacy, Modern, RefusalWords, ResumeOutcome, ToolOutcome, ToolRun, Tools,
+    UnknownSession, millis, printable,
 };
+use super::oauth::Document;
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::state::Probe;
 use super::watch::SessionStream;
@@ -412,7 +413,7 @@ impl Probe<'_> {
             first.and_then(|response| response.challenge.as_deref()).filter(|text| text.contains("resource_metadata"))
         {
             let names_upstream = has_origin(challenge, &url.origin());
-            found.push(Document { path: "WWW-Authenticate".to_owned(), names_upstream });
+            found.push(Document { path: "WWW-Authenticate".to_owned(), names_upstream, ..Document::default() });
         }
         let deadline = clock::now() + self.timeouts.response;
         for name in METADATA {
@@ -422,7 +423,7 @@ impl Probe<'_> {
                 let document = self.client.document(requests::page(&path, false), left).await;
                 if let Some(document) = document.filter(Value::is_object) {
                     let names_upstream = has_origin(&document.to_string(), &url.origin());
-                    found.push(Document { path, names_upstream });
+                    found.push(Document::of(path, &document, names_upstream));
                 }
             }
         }

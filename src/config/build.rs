@@ -13,6 +13,7 @@ use super::bridge::bridge;
 use super::command::{Command, Variable};
 use super::otel::otel;
 use super::problem::Problem;
+use super::public_url::{public_url, refuse_unchecked_metadata, with_public_host};
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::streams::streams;
@@ -110,6 +111,9 @@ fn sections(reader: &mut Reader) -> Sections {
     let tools = tools.collect();
     let auth = Auth { principal: reader.section("auth").text("principal", principal).unwrap_or(PrincipalSource::Auto) };
     upstream.session_cookies.credentials = credential_headers(&auth.principal);
+    if has_upstream {
+        refuse_unchecked_metadata(reader, &listen, &upstream, &auth);
+    }
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
@@ -296,16 +300,19 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
     let origins = s.list("allowed_origins", 0);
     let proxies = s.list::<Network>("trusted_proxies", 0).unwrap_or_default();
     let idle = s.secs("idle_secs", 1..=YEAR).unwrap_or(Duration::from_secs(75));
+    let public_url = s.text("public_url", public_url).flatten();
+    let resource_metadata = s.text("resource_metadata", file).flatten();
     let is_loopback = address.ip().is_loopback();
+    let hosts = match hosts {
+        Some(hosts) if hosts.iter().any(HostPattern::is_any) => AllowedHosts::Any,
+        Some(hosts) => AllowedHosts::Listed(hosts),
+        None if is_loopback => AllowedHosts::Loopback,
+        None => AllowedHosts::Any,
+    };
     Listen {
         address,
         tls,
-        allowed_hosts: match hosts {
-            Some(hosts) if hosts.iter().any(HostPattern::is_any) => AllowedHosts::Any,
-            Some(hosts) => AllowedHosts::Listed(hosts),
-            None if is_loopback => AllowedHosts::Loopback,
-            None => AllowedHosts::Any,
-        },
+        allowed_hosts: with_public_host(hosts, public_url.as_ref()),
         allowed_origins: match origins {
             Some(origins) if origins.contains(&OriginPattern::Any) => AllowedOrigins::Any,
             Some(origins) => AllowedOrigins::Listed(origins),
@@ -314,6 +321,8 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
         },
         trusted_proxies: Trust::new(proxies.into_iter().map(Into::into)),
         idle,
+        public_url,
+        resource_metadata,
     }
 }
 

@@ -21,6 +21,7 @@ mod flags;
 pub mod key_file;
 mod otel;
 mod problem;
+mod public_url;
 mod raw;
 mod read;
 mod store;
@@ -39,6 +40,7 @@ pub use command::{Command, InvalidVariable};
 pub use flags::Flags;
 pub use otel::{CollectorUrl, InvalidCollector, Otel};
 pub use problem::{Origin, Problem, Problems};
+pub use public_url::{PublicUrl, PublicUrlError, public_host};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
 pub use tasks::{LegacyTasks, TaskSupport, Tasks};
@@ -114,6 +116,10 @@ pub struct Listen {
     pub trusted_proxies: Trust,
     /// Time after which a connection without a request is closed; at least 1 s.
     pub idle: Duration,
+    /// URL that clients type for the endpoint, or `None` if the server names its own resource.
+    pub public_url: Option<Arc<PublicUrl>>,
+    /// File with the metadata of the resource, for a server that has none of its own.
+    pub resource_metadata: Option<PathBuf>,
 }
 
 /// TLS of the data listener.

@@ -351,6 +351,43 @@ fn conflicting_values_are_reported_at_their_origin() {
 }
 
 #[test]
+fn metadata_of_the_operator_needs_someone_who_checks_tokens() {
+    let checked = "public_url = 'https://a.example/mcp'\ntrusted_proxies = ['10.0.0.0/8']";
+    let load = |listen: &str, auth: &str, flags: Flags| {
+        let text = format!("[listen]\nresource_metadata = 'r.json'\n{listen}\n[auth]\nprincipal = '{auth}'");
+        Config::load(Some(("c.toml", &text)), [], flags)
+    };
+    let stdio = || Flags { command: vec!["server".to_owned()], ..Flags::default() };
+    assert!(load(checked, "header:x-user", stdio()).is_ok());
+    for (listen, auth, flags, word) in [
+        ("trusted_proxies = ['10.0.0.0/8']", "header:x-user", stdio(), "listen.public_url"),
+        ("public_url = 'https://a.example/mcp'", "header:x-user", stdio(), "listen.trusted_proxies"),
+        (checked, "auto", stdio(), "auth.principal"),
+        (checked, "header:x-user", upstream(), "a server on HTTP"),
+    ] {
+        let refused = lines(load(listen, auth, flags));
+        let is_expected = |line: &str| line.starts_with("c.toml:2: listen.resource_metadata: ") && line.contains(word);
+        assert!(matches!(&refused[..], [line] if is_expected(line)), "{refused:?}");
+    }
+}
+
+#[test]
+fn the_host_of_the_public_url_may_be_named() {
+    let of =
+        |listen: &str| from_file(&format!("[listen]\npublic_url = 'https://a.example:8443/mcp'\n{listen}")).unwrap();
+    let host = |text: &str| text.parse::<mcp_resume_protocol::access::HostPattern>().unwrap();
+    assert_eq!(of("").listen.allowed_hosts, AllowedHosts::LoopbackAnd(vec![host("a.example")]));
+    assert_eq!(of("").admin.allowed_hosts, AllowedHosts::LoopbackAnd(vec![]));
+    let listed = of("allowed_hosts = ['b']").listen.allowed_hosts;
+    assert_eq!(listed, AllowedHosts::Listed(vec![host("b"), host("a.example")]));
+    assert_eq!(of("address = '0.0.0.0:1'").listen.allowed_hosts, AllowedHosts::Any);
+    let refused = lines(from_file("[listen]\npublic_url = 'http://a.example/mcp'"));
+    assert!(
+        matches!(&refused[..], [line] if line.starts_with("c.toml:2: listen.public_url: must begin with https://"))
+    );
+}
+
+#[test]
 fn only_processes_are_shared() {
     let refused = lines(from_file("[upstream]\nshared = true"));
     assert!(matches!(&refused[..], [line] if line.starts_with("c.toml:2: upstream.shared: ")), "{refused:?}");

@@ -139,7 +139,7 @@ impl UpstreamUrl {
         Self { path: DEFAULT_PATH.to_owned(), query: None, ..self.clone() }
     }
 
-    fn parse(text: &str, default_path: &str) -> Result<Self, UrlError> {
+    pub(super) fn parse(text: &str, default_path: &str) -> Result<Self, UrlError> {
         if text.is_empty() {
             return Err(UrlError::Empty);
         }

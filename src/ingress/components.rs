@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use bytes::Bytes;
+
 use super::metrics::Metrics;
 use crate::cluster::Replicas;
 use crate::config::Config;
 use crate::event_log::{EventLog, Principals};
 use crate::lifecycle::drain::Drain;
-use crate::upstream::Upstream;
+use crate::upstream::{PublicName, Upstream};
 
 /// Components of the sidecar below the ingress, shared by all handlers of requests.
 #[derive(Clone)]
@@ -31,6 +33,10 @@ pub struct Components {
     pub replicas: Option<Arc<Replicas>>,
     /// Random number that distinguishes this process from others of the same name.
     pub instance: u64,
+    /// Name of the endpoint for clients, or `None` for the host that each names.
+    pub public_name: Option<Arc<PublicName>>,
+    /// The operator's metadata of the server as a resource, or `None` for the server's own.
+    pub resource_document: Option<Bytes>,
     /// True once the log has warned of MCP traffic that passes unprotected.
     pub has_warned_unprotected: Arc<AtomicBool>,
 }

@@ -13,7 +13,7 @@ use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client_address::Trust;
 use crate::server::{ClosedBy, ConnectionState, Peer};
 use crate::sync;
-use crate::upstream::Forwarded;
+use crate::upstream::{Forwarded, PublicName};
 
 /// State that the requests of one connection share.
 pub struct Connection {
@@ -30,15 +30,16 @@ pub struct Connection {
 
 impl Connection {
     /// Returns the state of a connection from `peer`. The proxies in `trust` speak for other
-    /// clients, so their certificates are not a client's.
-    pub(super) fn new(peer: Peer, trust: Trust) -> Self {
+    /// clients, so their certificates are not a client's. `public` is the name of the endpoint for
+    /// clients.
+    pub(super) fn new(peer: Peer, trust: Trust, public: Option<Arc<PublicName>>) -> Self {
         let Peer { address, scheme, certificate } = peer;
         let peer = address.ip();
         let is_behind_trusted = trust.contains(peer);
         let receipts = if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() };
         Self {
             peer,
-            forwarded: Forwarded::new(peer, scheme, is_behind_trusted),
+            forwarded: Forwarded::new(peer, scheme, is_behind_trusted, public),
             trust,
             is_behind_trusted,
             is_secure: scheme == "https",

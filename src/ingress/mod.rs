@@ -29,6 +29,7 @@ mod priming;
 mod refusals;
 mod remote_requests;
 mod request_log;
+mod resource_metadata;
 mod resume;
 mod session_end;
 mod session_state;
@@ -47,7 +48,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
 use http::request::Parts;
-use http::{Method, Request, Response, Version};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, Uri, Version};
 use hyper::body::Body;
 use tracing::Instrument;
 
@@ -56,6 +58,7 @@ pub use self::connection::Connection;
 use self::context::{RequestContext, Sender, head_bytes};
 pub use self::metrics::Metrics;
 pub use self::remote_requests::handle_forwarded;
+pub use self::resource_metadata::{DocumentError, read_document};
 use crate::body::{BoxBody, Incoming};
 use crate::event_log::Session;
 use crate::protocol::body_events;
@@ -76,7 +79,7 @@ impl server::Handler for Handler {
     type Connection = Connection;
 
     fn connect(&self, peer: Peer) -> Connection {
-        Connection::new(peer, self.0.config.listen.trusted_proxies.clone())
+        Connection::new(peer, self.0.config.listen.trusted_proxies.clone(), self.0.public_name.clone())
     }
 
     fn handle(
@@ -159,7 +162,15 @@ async fn dispatch(
     if parts.uri.path() == status_document::PATH {
         return Box::pin(status_document::handle(components, &parts.method)).await;
     }
+    if let Some(public) = &components.config.listen.public_url
+        && public.is_endpoint(parts.uri.path())
+    {
+        at_endpoint(components, &mut parts.uri);
+    }
     if !components.config.upstream.url.is_endpoint(parts.uri.path()) {
+        if resource_metadata::concerns(components, &parts) {
+            return Box::pin(resource_metadata::handle(components, parts, connection.forwarded())).await;
+        }
         if sender.is_routed() && home_queries::is_query(&parts) {
             // Other paths have no sessions of the endpoint.
             return home_queries::here();
@@ -239,6 +250,18 @@ fn refuse_head(
         return Some(refusals::refuse_access(components, code, parts));
     }
     (!is_status && is_tunnel_request(parts, facts)).then(|| refusals::refuse(components, ErrorCode::UpgradeRefused))
+}
+
+/// Gives a request for the public URL's path the path of the server's endpoint.
+fn at_endpoint(components: &Components, uri: &mut Uri) {
+    let path = components.config.upstream.url.endpoint_path();
+    let target = match uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
+    };
+    let mut changed = std::mem::take(uri).into_parts();
+    changed.path_and_query = target.ok().or(changed.path_and_query);
+    *uri = Uri::from_parts(changed).unwrap_or_default();
 }
 
 fn admit_host(components: &Components, parts: &Parts) -> Result<(), ErrorCode> {

@@ -94,7 +94,7 @@ fn context_of(components: &Components, message: HttpMessage) -> Option<(Box<Requ
     let trust = components.config.listen.trusted_proxies.clone();
     let scheme = if message.is_secure { "https" } else { "http" };
     let peer = Peer { address: (message.peer, 0).into(), scheme, certificate: message.certificate };
-    let connection = Arc::new(Connection::new(peer, trust));
+    let connection = Arc::new(Connection::new(peer, trust, components.public_name.clone()));
     let facts = RequestFacts::of(&parts.headers);
     let head_bytes = head_bytes(&facts, &parts.uri);
     let sender = misdirected::sender_of(&parts.headers);

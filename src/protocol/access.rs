@@ -327,7 +327,8 @@ fn default_port(scheme: &str) -> Option<u16> {
 }
 
 /// Returns true for `localhost` and for loopback addresses.
-fn is_loopback(host: &str) -> bool {
+/// Returns true for `localhost` and the loopback addresses, also in brackets.
+pub fn is_loopback(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

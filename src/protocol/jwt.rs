@@ -75,6 +75,24 @@ pub fn expires_at(authorization: &HeaderValue) -> Option<Duration> {
     if exp <= 0.0 { Some(Duration::ZERO) } else { Some(Duration::try_from_secs_f64(exp).unwrap_or(Duration::MAX)) }
 }
 
+/// Audiences of a token, as the token claims them.
+#[derive(Deserialize)]
+struct Audiences {
+    /// One, or an array of them (RFC 7519 §4.1.3).
+    aud: Value,
+}
+
+/// Returns the audiences of the token in an `Authorization` of the scheme `Bearer`. There are none
+/// unless it is a signed JWT with one `aud`.
+pub fn audiences(authorization: &HeaderValue) -> Vec<String> {
+    let claims = payload(authorization).and_then(|payload| serde_json::from_slice(&payload).ok());
+    match claims.map(|Audiences { aud }| aud) {
+        Some(Value::String(one)) => vec![one],
+        Some(Value::Array(several)) => several.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect(),
+        Some(_) | None => Vec::new(),
+    }
+}
+
 /// Returns the decoded payload of a signed token, an object. Returns `None` if it is too long or
 /// not an object.
 fn payload(authorization: &HeaderValue) -> Option<Vec<u8>> {

@@ -28,6 +28,7 @@ pub mod jwt;
 pub mod lists;
 pub mod named_rules;
 pub mod progress;
+pub mod protected_resource;
 pub mod refusal;
 pub mod request_ids;
 pub mod routing;

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::cluster::BeginError;
 use crate::config::key_file;
+use crate::ingress::DocumentError;
 use crate::server::listener::BindError;
 use crate::store::{self, disk, redis};
 use crate::{otel, tls};
@@ -41,6 +42,9 @@ pub enum Error {
     /// The guard of the server's processes could not be started.
     #[error("cannot guard the processes of the MCP server: {0}")]
     Children(#[source] io::Error),
+    /// The metadata of the server as a resource cannot be used.
+    #[error(transparent)]
+    ResourceMetadata(#[from] DocumentError),
     /// The traces cannot be exported.
     #[error(transparent)]
     Traces(#[from] otel::Error),

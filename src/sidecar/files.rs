@@ -6,6 +6,7 @@
 use super::error::Error;
 use super::store_setup;
 use crate::config::{self, Config, RedisStore, UpstreamTls};
+use crate::ingress;
 use crate::otel;
 use crate::store::redis::Redis;
 use crate::tls::{self, Certificates, Source};
@@ -25,6 +26,7 @@ pub fn check_files(config: &Config) -> Vec<Error> {
         let files = UpstreamTls { ca: otel.ca.clone(), identity: None };
         errors.extend(unusable(&files, || otel::check(otel).map_err(Error::Traces)));
     }
+    errors.extend(ingress::read_document(&config.listen).err().map(Error::ResourceMetadata));
     errors.extend(store_setup::load_keys(config).err().map(Error::Keys));
     match &config.store {
         config::Store::Memory | config::Store::Disk(_) => {}

@@ -44,7 +44,7 @@ use crate::server::{
     self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, distribute_waiting, start_worker,
 };
 use crate::tls::{Certificates, ClientFiles};
-use crate::upstream::{BridgeSettings, Dial, Server as McpServer, SessionRules, Upstream};
+use crate::upstream::{BridgeSettings, Dial, PublicName, Server as McpServer, SessionRules, Upstream};
 
 /// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted.
 /// The kernel keeps the others.
@@ -110,7 +110,7 @@ impl Server {
             Some(otel) => Some(Traces::start(otel, replica_name(&config, listeners.data.1), metrics.otel.clone())?),
             None => None,
         };
-        let components = recover(compose(config, setup, &metrics, server, traces)).await?;
+        let components = recover(compose(config, setup, &metrics, server, traces)?).await?;
         Ok(Self { listeners, components, metrics })
     }
 
@@ -232,7 +232,7 @@ impl Sidecar {
         let metrics = Metrics::new()?;
         let name = replica_name(&config, config.listen.address);
         let setup = StoreSetup::in_memory(&name, store_setup::load_keys(&config)?.as_ref());
-        Ok(Self { components: compose(config, setup, &metrics, server, None), metrics })
+        Ok(Self { components: compose(config, setup, &metrics, server, None)?, metrics })
     }
 
     /// Returns all metrics.
@@ -302,7 +302,7 @@ fn compose(
     metrics: &Metrics,
     server: McpServer,
     traces: Option<Arc<Traces>>,
-) -> Components {
+) -> Result<Components, Error> {
     let StoreSetup { identity, principal_key, backing } = setup;
     // A channel belongs to this process alone, so the names of its sessions say so.
     let is_wrapped = config.replica.wrap_sessions || config.upstream.is_channel();
@@ -332,7 +332,8 @@ fn compose(
     });
     let handshakes = log.sessions().handshakes().clone();
     let sessions = SessionRules { owner, config: &config.sessions, handshakes };
-    let upstream = Upstream::new(server, sessions, bridge);
+    let public = config.listen.public_url.as_ref();
+    let upstream = Upstream::new(server.with_public_url(public), sessions, bridge);
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,
@@ -344,7 +345,7 @@ fn compose(
         // A client whose connection broke tries twice.
         resume_wait: retry * 2 + Duration::from_secs(1),
     };
-    Components {
+    Ok(Components {
         drain: Arc::new(Drain::new(log.clone(), times, reconnect_elsewhere)),
         log,
         upstream: Arc::new(upstream),
@@ -353,9 +354,11 @@ fn compose(
         metrics: metrics.ingress.clone(),
         replicas: None,
         instance: u64::from_be_bytes(random::bytes()),
+        public_name: public.map(|public| PublicName::of(public)),
+        resource_document: ingress::read_document(&config.listen)?,
         has_warned_unprotected: Arc::default(),
         config: Arc::new(config),
-    }
+    })
 }
 
 /// Ends the streams that an earlier process left open, before a request can reach them, and joins

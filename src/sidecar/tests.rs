@@ -196,7 +196,7 @@ impl Replica {
         let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
         let setup = StoreSetup { identity, principal_key: [8; 32], backing: Some(backing) };
         let server = McpServer::with_dialer(config.upstream.clone(), dialer).unwrap();
-        let components = recover(compose(config, setup, &metrics, server, None)).await.unwrap();
+        let components = recover(compose(config, setup, &metrics, server, None).unwrap()).await.unwrap();
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&components, None);
         let (log, replicas) = (components.log.clone(), components.replicas.clone().unwrap());

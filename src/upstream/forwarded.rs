@@ -2,21 +2,51 @@
 //! `X-Forwarded-*`.
 //!
 //! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Values of
-//! other peers are dropped.
+//! other peers are dropped. Host, scheme and port are those of `listen.public_url`, if it is given,
+//! whatever a request or a proxy says.
 //!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
+use std::fmt::Write;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::FORWARDED;
 use http::{HeaderName, HeaderValue};
 
+use crate::config::PublicUrl;
 use crate::protocol::client_address::describes_client;
-use crate::protocol::headers::{Line, Lines};
+use crate::protocol::headers::{Line, Lines, elements};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+/// Parameters of `Forwarded` that the public URL replaces.
+const OF_PUBLIC: [&str; 2] = ["host", "proto"];
+
+/// What servers are told of the public URL.
+#[derive(Debug)]
+pub struct PublicName {
+    host: HeaderValue,
+    scheme: HeaderValue,
+    port: HeaderValue,
+    /// Parameters of `Forwarded`.
+    parameters: String,
+}
+
+impl PublicName {
+    /// Returns the name in this URL.
+    pub fn of(url: &PublicUrl) -> Arc<Self> {
+        let (host, scheme) = (url.authority().as_str(), url.scheme());
+        Arc::new(Self {
+            host: HeaderValue::from_str(host).expect("a host of a URL is visible ASCII"),
+            scheme: HeaderValue::from_static(scheme),
+            port: url.port().into(),
+            parameters: format!("proto={scheme};host=\"{host}\""),
+        })
+    }
+}
 
 /// Parts of these headers that all requests of a connection share. Made once for a connection.
 #[derive(Clone, Debug)]
@@ -29,24 +59,31 @@ pub struct Forwarded {
     scheme: &'static str,
     /// True if the peer's own values are sent on.
     is_trusted: bool,
+    /// Name of the endpoint for clients, in place of the requested host.
+    public: Option<Arc<PublicName>>,
 }
 
 impl Forwarded {
     /// Creates the headers for requests from `peer` by `scheme`. A peer that `is_trusted` is a
-    /// proxy that may speak for its clients.
-    pub fn new(peer: IpAddr, scheme: &'static str, is_trusted: bool) -> Self {
-        let element = match peer {
-            IpAddr::V4(_) => format!("for={peer};proto={scheme}"),
-            IpAddr::V6(_) => format!("for=\"[{peer}]\";proto={scheme}"),
+    /// proxy that may speak for its clients. `public` is the name of the endpoint for clients.
+    pub fn new(peer: IpAddr, scheme: &'static str, is_trusted: bool, public: Option<Arc<PublicName>>) -> Self {
+        let mut element = match peer {
+            IpAddr::V4(_) => format!("for={peer};"),
+            IpAddr::V6(_) => format!("for=\"[{peer}]\";"),
+        };
+        let _ = match &public {
+            Some(public) => element.write_str(&public.parameters),
+            None => write!(element, "proto={scheme}"),
         };
         let address = HeaderValue::from_str(&peer.to_string()).expect("an IP address is visible ASCII");
-        Self { address, element, scheme, is_trusted }
+        Self { address, element, scheme, is_trusted, public }
     }
 
     /// Collects a client header into `received`. Returns false if the header must be sent on
     /// unchanged.
     pub(super) fn collects<'a>(&self, line: Line<'a>, received: &mut ReceivedHeaders<'a>) -> bool {
-        describes_client(line.0) && (!self.is_trusted || received.collect(line))
+        describes_client(line.0)
+            && (!self.is_trusted || self.public.is_some() && is_of_public(line.0) || received.collect(line))
     }
 
     /// Appends the headers to `lines`, after the values `received` from earlier proxies. `host` is
@@ -55,6 +92,9 @@ impl Forwarded {
         match received.addresses.as_slice() {
             [] => lines.push(&X_FORWARDED_FOR, &self.address),
             before => push_list(lines, &X_FORWARDED_FOR, before, &[self.address.as_bytes()]),
+        }
+        if let Some(public) = &self.public {
+            return self.append_public(public, received, lines);
         }
         match host.map(HeaderValue::as_bytes) {
             Some(name) if !name.iter().any(|byte| matches!(byte, b'"' | b'\\')) => {
@@ -71,6 +111,42 @@ impl Forwarded {
             lines.push(&X_FORWARDED_HOST, host);
         }
     }
+
+    fn append_public(&self, public: &PublicName, received: &ReceivedHeaders<'_>, lines: &mut Lines) {
+        let before: Vec<HeaderValue> =
+            received.elements.iter().filter_map(|value| public.renamed(value.to_str().ok()?)).collect();
+        push_list(lines, &FORWARDED, &before.iter().collect::<Vec<_>>(), &[self.element.as_bytes()]);
+        lines.push(&X_FORWARDED_PROTO, &public.scheme);
+        lines.push(&X_FORWARDED_HOST, &public.host);
+        lines.push(&X_FORWARDED_PORT, &public.port);
+    }
+}
+
+impl PublicName {
+    /// Returns a list of `Forwarded` elements of earlier proxies with this host and scheme in each.
+    fn renamed(&self, list: &str) -> Option<HeaderValue> {
+        let mut renamed = String::new();
+        for element in elements(list, b',').into_iter().map(|at| &list[at]) {
+            if !renamed.is_empty() {
+                renamed.push_str(", ");
+            }
+            for parameter in elements(element, b';').into_iter().map(|at| &element[at]) {
+                let name = parameter.split('=').next().unwrap_or_default().trim_end();
+                if !OF_PUBLIC.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+                    renamed.push_str(parameter);
+                    renamed.push(';');
+                }
+            }
+            renamed.push_str(&self.parameters);
+        }
+        HeaderValue::try_from(renamed).ok()
+    }
+}
+
+/// Returns true for a header whose value the public URL gives, by any of its spellings.
+fn is_of_public(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    [X_FORWARDED_HOST, X_FORWARDED_PROTO, X_FORWARDED_PORT].iter().any(|own| own.as_str() == name)
 }
 
 /// Forwarding headers received from earlier proxies.

@@ -33,7 +33,7 @@ mod wait;
 
 pub use bridge::{Bridge, Settings as BridgeSettings};
 pub use direct_call::DirectCall;
-pub use forwarded::Forwarded;
+pub use forwarded::{Forwarded, PublicName};
 pub use inline_task::InlineTask;
 pub use metrics::Metrics;
 pub use observed::{CredentialKind, Credentials, Observed};

@@ -19,14 +19,16 @@ use super::observed::Observed;
 use super::ping_headers::PingHeaders;
 use super::server::Server;
 use super::server::exchange::{Exchange, ExchangedInBox};
+use super::server::protected_resource::plain_document;
 use super::server::request::{Body, Template};
 use super::server::response_body::ResponseBody;
 use super::server::sent::Sent;
 use super::session_names::{OwnName, SessionNames};
 use super::session_refusals::Revivals;
+use crate::body::whole;
 use crate::config;
 use crate::event_log::Handshakes;
-use crate::protocol::error::Failure;
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::ids::Owner;
 use crate::protocol::session_refusal::SessionRefusals;
@@ -292,6 +294,42 @@ impl Upstream {
             server.rewrite_location(response.headers_mut());
         }
         Ok(response)
+    }
+}
+
+impl Upstream {
+    /// Returns true if `path` is one of the metadata of the server under the URL that clients type.
+    pub fn is_resource_metadata(&self, path: &str) -> bool {
+        let resource = self.server().http().resource();
+        resource.is_some_and(|resource| resource.is_place(path, self.server().endpoint_path()))
+    }
+
+    /// Returns the metadata of the server under the URL that clients type. `request` is a GET of a
+    /// client for it. Without metadata at the server, returns the server's last response.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, or breaks off.
+    pub async fn resource_metadata(
+        &self,
+        request: &Parts,
+        client: &Forwarded,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let http = self.server().http();
+        let Some(resource) = http.resource() else { return Err(Failure::before_run(ErrorCode::BadRequest)) };
+        let mut last = Err(Failure::before_run(ErrorCode::BadRequest));
+        for place in resource.places(self.server().endpoint_path()) {
+            let (mut parts, ()) = Request::new(()).into_parts();
+            (parts.headers, parts.uri) = (request.headers.clone(), place.parse().unwrap_or_default());
+            plain_document(&mut parts.headers);
+            let body = Body::Passthrough(whole(Bytes::new()));
+            let response = self.forward(Request::from_parts(parts, body), client).await?;
+            let (response, is_metadata) = resource.rename(http, response).await;
+            if is_metadata {
+                return Ok(response);
+            }
+            last = Ok(response);
+        }
+        last
     }
 }
 

@@ -49,6 +49,7 @@ mod pings;
 mod priming;
 mod principal;
 mod process;
+mod public_url;
 mod repeated_ids;
 mod repetitions;
 mod resume;

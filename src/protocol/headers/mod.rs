@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use super::client_address;
 
+mod elements;
 mod lines;
 mod request_facts;
 mod response_facts;
 #[cfg(test)]
 mod tests;
 
+pub use elements::elements;
 pub use lines::Lines;
 pub use request_facts::{Present, RequestFacts};
 pub use response_facts::ResponseFacts;
@@ -52,6 +54,10 @@ pub mod names {
     /// Marks a HEAD request by which a balancer asks a replica for the home of a session, before it
     /// sends a body that it cannot send twice.
     pub const MCP_RESUME_LOCATE: HeaderName = HeaderName::from_static("mcp-resume-locate");
+    /// Proof of a key for one request ([RFC 9449]). A second request with it is refused.
+    ///
+    /// [RFC 9449]: https://www.rfc-editor.org/rfc/rfc9449
+    pub const DPOP: HeaderName = HeaderName::from_static("dpop");
     /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Keeps nginx and similar proxies from buffering a response.

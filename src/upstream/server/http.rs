@@ -11,6 +11,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use super::client::{self, Clients};
 use super::connect::{Connector, Dial, TooMany, Transport};
 use super::exchange::{Exchange, ExchangedInBox, Unanswered};
+use super::protected_resource::ProtectedResource;
 use super::reach::{Reach, Reachability};
 use super::redirects::{self, Redirect};
 use super::request::{Body, Template};
@@ -39,6 +40,8 @@ pub(in crate::upstream) struct HttpServer {
     observed: Arc<Observed>,
     /// Cookies of sessions, or `None` if none are kept.
     cookies: Option<Arc<SessionCookies>>,
+    /// The server under the URL that clients type, or `None` without one.
+    resource: Option<Arc<ProtectedResource>>,
 }
 
 impl HttpServer {
@@ -73,7 +76,7 @@ impl HttpServer {
             (false, false) => client::Version::Http1,
         };
         let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
-        let mut server = Self { clients, connector, config, endpoint: None, observed, cookies };
+        let mut server = Self { clients, connector, config, endpoint: None, observed, cookies, resource: None };
         server.endpoint = server.uri(&server.endpoint_target(None)).ok();
         server
     }
@@ -81,7 +84,18 @@ impl HttpServer {
     /// Returns the same server with connections of its own. A connection belongs to the runtime it
     /// was made on; requests from another runtime would pass between threads.
     pub(super) fn with_own_connections(&self) -> Self {
-        Self::by(self.connector.clone(), self.config.clone(), self.observed.clone(), self.cookies.clone())
+        let (observed, cookies) = (self.observed.clone(), self.cookies.clone());
+        Self::by(self.connector.clone(), self.config.clone(), observed, cookies).with_resource(self.resource.clone())
+    }
+
+    /// Returns the same server as this resource.
+    pub(super) fn with_resource(self, resource: Option<Arc<ProtectedResource>>) -> Self {
+        Self { resource, ..self }
+    }
+
+    /// Returns the server under the URL that clients type, or `None` without one.
+    pub(in crate::upstream) fn resource(&self) -> Option<&Arc<ProtectedResource>> {
+        self.resource.as_ref()
     }
 
     /// Returns the configuration.
@@ -169,11 +183,15 @@ impl HttpServer {
         path: &str,
     ) -> Result<Response<ResponseBody>, Failure> {
         *request.uri_mut() = self.uri(path)?;
+        let resource = self.resource.as_ref().filter(|_| self.config.url.is_endpoint(request.uri().path()));
         *request.version_mut() = Version::HTTP_11;
         let sending = pin!(async { self.clients.forward(request).await.map(Box::new) });
         let head = self.await_head(sending, &SentFlag::always_sent()).await;
         let mut response = *head.map_err(|unanswered| unanswered.failure)?;
         headers::remove_hop_by_hop(response.headers_mut());
+        if let Some(resource) = resource {
+            resource.rewrite_challenges(self, response.headers_mut());
+        }
         Ok(response)
     }
 
@@ -236,10 +254,17 @@ impl Exchange for HttpServer {
                 &*own
             }
         };
-        match &self.cookies {
-            None => self.exchange_at(template, target, sent).await,
-            Some(cookies) => Box::pin(self.exchange_with_cookies(cookies, template, target, sent)).await,
+        let mut response = match &self.cookies {
+            None => self.exchange_at(template, target, sent).await?,
+            Some(cookies) => Box::pin(self.exchange_with_cookies(cookies, template, target, sent)).await?,
+        };
+        if let Some(resource) = &self.resource {
+            resource.rewrite_challenges(self, response.headers_mut());
+            if response.status() == StatusCode::UNAUTHORIZED {
+                resource.check_audience(template);
+            }
         }
+        Ok(response)
     }
 }
 

@@ -14,6 +14,7 @@ pub(super) mod exchange;
 pub(super) mod http;
 mod http1;
 mod informational;
+pub(super) mod protected_resource;
 pub(super) mod reach;
 mod recognition;
 mod redirects;
@@ -35,6 +36,7 @@ use self::channels::{exchange_by_channel, forward_by_channel};
 pub use self::connect::{Dial, DialFuture, Wire};
 use self::exchange::{Exchange, ExchangedInBox};
 use self::http::HttpServer;
+use self::protected_resource::ProtectedResource;
 use self::reach::Reachability;
 pub use self::recognition::Recognition;
 use self::request::{Body, Template};
@@ -42,7 +44,7 @@ use self::response_body::ResponseBody;
 use self::sent::Sent;
 pub use self::sse_server::SseServer;
 use crate::channel::Channels;
-use crate::config;
+use crate::config::{self, PublicUrl};
 use crate::otel::Span;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::Lines;
@@ -90,6 +92,11 @@ impl Server {
     /// Returns the same server, which can be recognised as HTTP+SSE.
     pub fn with_recognition(self, recognition: Recognition) -> Self {
         Self { recognition: Some(Arc::new(recognition)), ..self }
+    }
+
+    /// Returns the same server under the URL that clients type, or as it is without one.
+    pub fn with_public_url(self, public: Option<&Arc<PublicUrl>>) -> Self {
+        Self { http: self.http.with_resource(public.cloned().map(ProtectedResource::new)), ..self }
     }
 
     /// Returns the same server with connections of its own; channels are shared.

@@ -58,5 +58,6 @@ async fn oauth_documents_that_name_the_upstream_are_warned_of() {
     let expected =
         [("/.well-known/oauth-protected-resource/mcp", true), ("/.well-known/oauth-authorization-server", false)];
     assert_eq!(found, expected);
-    assert_eq!(report.warnings.iter().filter(|line| line.contains("not rewritten")).count(), 1);
+    assert_eq!(report.warnings.iter().filter(|line| line.contains("listen.public_url")).count(), 1);
+    assert_eq!(report.warnings.iter().filter(|line| line.contains("does not list S256")).count(), 1);
 }
