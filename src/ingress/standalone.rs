@@ -23,11 +23,14 @@ use crate::delivery::{Start, watch_ended_calls};
 use crate::event_log::{self, Attachment, Head, Spec, Stream};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{Accept, Era, SessionId};
+use crate::protocol::headers::{Accept, Era, Present, SessionId};
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::{Policy, Resume};
 use crate::server::respond;
 use crate::upstream::{ResponseObserver, gap_warning};
+
+/// Time of the server to open the stream of a caller with credentials. Most servers open it at once.
+const HEAD_AFTER: Duration = Duration::from_secs(1);
 
 /// Handles a GET without an event ID, or with the ID of an ended standalone stream. Attaches to the
 /// session's standalone stream, after the last event written to any connection.
@@ -251,6 +254,13 @@ fn reply_standalone(
     }
 }
 
+/// Returns the time after which the proxy opens the stream itself, or `None` to wait for the
+/// server. OAuth clients of Python's SDKs send no other request until they have the head.
+fn head_after(context: &RequestContext) -> Option<Duration> {
+    let has_credential = context.facts.has(Present::Credential) && !context.facts.has(Present::Proof);
+    if has_credential { Some(HEAD_AFTER) } else { None }
+}
+
 fn standalone_policy(components: &Components, context: &RequestContext) -> Policy {
     let streams = &components.config.streams;
     Policy {
@@ -266,7 +276,7 @@ fn standalone_policy(components: &Components, context: &RequestContext) -> Polic
         full_wait: components.upstream.full_wait(streams.full_wait),
         linger: streams.linger,
         input_grace: components.config.dialects.input_grace,
-        commit_after: None,
+        commit_after: head_after(context),
         retry: components.config.delivery.retry,
         can_pause: false,
         should_resume_hard_cuts: true,

@@ -38,9 +38,10 @@ const BODY_MAX: usize = 64 * 1024;
 /// Longest wait for such a body.
 const BODY_WAIT: Duration = Duration::from_secs(1);
 
-/// Returns true if the response may be a gateway's, and the request can be sent again.
+/// Returns true if the response may be a gateway's, and the request can be sent again. A proof is for
+/// one request.
 pub(super) fn may_concern(template: &Template, response: &Response<ResponseBody>) -> bool {
-    is_gateway_status(response) && can_repeat(template.body())
+    is_gateway_status(response) && !template.has_proof() && can_repeat(template.body())
 }
 
 fn is_gateway_status(response: &Response<ResponseBody>) -> bool {

@@ -11,6 +11,7 @@ use mcp_resume::protocol::access::AllowedHosts;
 use mcp_resume::protocol::client_address::{Network, Trust};
 use serde_json::{Value, json};
 
+use crate::revival::{FORGOTTEN, open_as};
 use crate::support::stdio::StdioServers;
 use crate::support::*;
 
@@ -332,4 +333,77 @@ async fn a_server_on_stdio_has_metadata_of_the_operator_alone() {
         json!({"resource": PUBLIC, "authorization_servers": ["https://as.example"], "scopes_supported": ["a"]});
     assert_eq!((response.status, response.json().await), (200, expected));
     assert_eq!(get("/.well-known/openid-configuration").send(with.addr).await.status, 404);
+}
+
+const PROOF: &str = "a.proof.for-one-request";
+
+fn proved(request: Request) -> Request {
+    request.with("Authorization", "DPoP token").with("DPoP", PROOF)
+}
+
+/// A proof is for one request, so the server decides about each.
+#[tokio::test]
+async fn a_request_with_a_proof_has_the_servers_own_head_and_is_sent_once() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        config.delivery.commit_after = Some(Duration::from_millis(1));
+        config.upstream.wait = Duration::from_secs(30);
+    })
+    .await;
+    let session = open_as(&proxy, &mut upstream, json!({}), Some("DPoP token")).await;
+    let nonce = "DPoP-Nonce: n\r\nWWW-Authenticate: DPoP error=\"use_dpop_nonce\"\r\n";
+    let control = session.post(call(1)).start(proxy.addr).await;
+    let of_control = upstream.next().await;
+    // Without a proof the same caller gets an early head.
+    let control = control.response().await.sse();
+    let pending = proved(session.post(call(2))).start(proxy.addr).await;
+    let refused = upstream.next().await;
+    assert_eq!(refused.header("dpop"), Some(PROOF));
+    pass(Duration::from_secs(1)).await;
+    refused.status_with(401, nonce).await;
+    let response = pending.response().await;
+    assert_eq!((response.status, response.header("dpop-nonce")), (401, Some("n")));
+    drop((of_control, control));
+
+    let list = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#;
+    let pending = proved(session.post(list)).start(proxy.addr).await;
+    upstream.expect("tools/list").await.status(503).await;
+    assert_eq!(pending.response().await.status, 503);
+
+    let pending = proved(session.post(list)).start(proxy.addr).await;
+    upstream.expect("tools/list").await.json(404, FORGOTTEN).await;
+    assert_eq!(pending.response().await.status, 404);
+}
+
+/// OAuth clients of Python's SDKs send nothing else until they have the head.
+#[tokio::test]
+async fn the_head_of_a_silent_get_comes_for_a_caller_with_accepted_credentials() {
+    for (has_token, late_status) in [(true, None), (true, Some(405)), (false, None)] {
+        let mut upstream = Upstream::start().await;
+        let proxy = Proxy::start(&upstream, |_| {}).await;
+        let token = has_token.then_some("Bearer token");
+        let session = open_as(&proxy, &mut upstream, json!({}), token).await;
+        let get = token.map_or(session.get(), |token| session.get().with("Authorization", token));
+        let pending = get.start(proxy.addr).await;
+        let at_server = upstream.expect("GET").await;
+        if !has_token {
+            pass(Duration::from_secs(5)).await;
+            at_server.status(405).await;
+            assert_eq!(pending.response().await.status, 405);
+            continue;
+        }
+        let mut response = pending.response().await.sse();
+        response.prime().await;
+        let Some(status) = late_status else {
+            let stream = at_server.sse().await;
+            let notice = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+            stream.event(notice).await;
+            assert_eq!(response.event().await.bytes(), notice.as_bytes());
+            continue;
+        };
+        // A server without such a stream says so late: the client's stays, and is silent.
+        at_server.status(status).await;
+        pass(Duration::from_secs(5)).await;
+        assert_eq!(response.end(), None);
+    }
 }

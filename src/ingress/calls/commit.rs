@@ -15,19 +15,22 @@ use super::request::CallRequest;
 use crate::clock;
 use crate::event_log::{Attachment, EventLog, Head};
 use crate::ingress::components::Components;
+use crate::protocol::headers::Present;
 
 /// True if the head of the request lets the proxy respond before the upstream does, once the
 /// call is late. A client that takes anything, but does not name event streams, gets the
-/// server's own JSON.
+/// server's own JSON. A proof may be refused at any request, so its response is the server's.
 pub(super) fn may_commit(request: &CallRequest) -> bool {
-    request.accept.sse && request.accept.names_sse && !request.call.is_opening()
+    let has_proof = request.context.facts.has(Present::Proof);
+    request.accept.sse && request.accept.names_sse && !request.call.is_opening() && !has_proof
 }
 
 /// True if an interim result may begin the response before the upstream does. It must not
 /// replace a 401, or CORS headers of the server.
 pub(super) fn may_begin(components: &Components, CallRequest { context, .. }: &CallRequest) -> bool {
     let observed = components.upstream.observed();
-    observed.has_accepted(&context.credentials, clock::now())
+    !context.facts.has(Present::Proof)
+        && observed.has_accepted(&context.credentials, clock::now())
         && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
 }
 

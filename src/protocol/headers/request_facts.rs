@@ -48,6 +48,8 @@ pub enum Present {
     Proxy = 1 << 7,
     /// `Mcp-Session-Id` with a repeated value.
     RepeatedSession = 1 << 8,
+    /// `DPoP`, the proof of a key for this one request (RFC 9449).
+    Proof = 1 << 9,
 }
 
 impl RequestFacts {
@@ -65,6 +67,7 @@ impl RequestFacts {
                 "mcp-protocol-version" => version.add(value),
                 "mcp-session-id" => session.add(value),
                 "authorization" | "x-api-key" => present |= Present::Credential as u16,
+                "dpop" => present |= Present::Proof as u16,
                 "content-length" => present |= Present::ContentLength as u16,
                 "idempotency-key" => present |= Present::IdempotencyKey as u16,
                 "origin" => present |= Present::Origin as u16,

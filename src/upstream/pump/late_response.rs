@@ -31,7 +31,11 @@ impl Pump {
         let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
         observed.is_trusted(&self.call.credentials, kind, now, clock::wall())
             && observed.cors(template.origin()).is_some()
-            && self.source().is_some_and(|source| !self.upstream.late_responses().has(&source, now))
+            && match self.source() {
+                Some(source) => !self.upstream.late_responses().has(&source, now),
+                // A standalone stream.
+                None => !self.call.credentials.are_absent(),
+            }
     }
 
     /// Records the head of a plain response that cannot pass, because of a commit or because the
@@ -96,7 +100,8 @@ impl Pump {
         }
     }
 
-    fn is_late(&self) -> bool {
+    /// Returns true if the proxy has committed.
+    pub(super) fn is_late(&self) -> bool {
         self.writer.stream().with_machine(|machine| machine.lifecycle().is_committed())
     }
 

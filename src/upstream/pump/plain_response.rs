@@ -62,7 +62,10 @@ impl Pump {
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
         }
-        if self.call.method.is_none() && self.has_no_standalone_stream(response.status()) && self.needs_standalone() {
+        if self.call.method.is_none()
+            && self.has_no_standalone_stream(response.status())
+            && (self.is_late() || self.needs_standalone())
+        {
             return Box::pin(self.open_without_server(response)).await;
         }
         if response.status().is_success() && self.notices.is_some() {

@@ -129,7 +129,9 @@ impl Refused<'_> {
         let send_to = |home| Settled::Response(Err(Failure::at_home(home)));
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
-        if self.log.sessions().handshakes().find(id).is_none() && !self.log.has_store() {
+        let is_unknown = self.log.sessions().handshakes().find(id).is_none() && !self.log.has_store();
+        // The handshake would need a proof of its own.
+        if is_unknown || self.template.has_proof() {
             return pass(response);
         }
         let ids =

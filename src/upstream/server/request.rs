@@ -220,6 +220,12 @@ impl Template {
         self.in_session(&UpstreamName::Renamed(None))
     }
 
+    /// Returns true if the request has a proof for itself alone: a server refuses a second one with
+    /// it.
+    pub(in crate::upstream) fn has_proof(&self) -> bool {
+        self.lines.get(&headers::names::DPOP).is_some()
+    }
+
     /// Returns true if the request names a session.
     pub(in crate::upstream) fn names_session(&self) -> bool {
         self.session_name().is_some()
