@@ -207,8 +207,9 @@ pub(crate) struct Check {
     /// An MCP server on HTTP+SSE to probe, in place of --upstream; without a path /sse is meant.
     #[arg(long, value_name = "URL", group = "server")]
     pub(crate) upstream_sse: Option<String>,
-    /// A header for every request to a URL, as 'Authorization: Bearer …'; may be repeated.
-    #[arg(long, value_name = "NAME: VALUE", requires = "server", conflicts_with = "command")]
+    /// A header for every request to a URL, as 'Authorization: Bearer …', or one of
+    /// upstream.env_from_headers for a COMMAND; may be repeated.
+    #[arg(long, value_name = "NAME: VALUE", requires = "server")]
     pub(crate) header: Vec<String>,
     /// A tool that is safe to run: it is run up to three times, and cut off.
     #[arg(long, value_name = "NAME", requires = "server")]

@@ -19,14 +19,14 @@ use mcp_resume::admin::ask;
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
-use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat, public_host};
+use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
 use mcp_resume::log::json::JsonLines;
 use mcp_resume::log::timestamps::Timestamps;
 use mcp_resume::log::{self, Lines, text};
 use mcp_resume::sidecar::{self, Addresses, Server};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
@@ -133,25 +133,21 @@ fn is_configuration_error(error: &(dyn Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<balancer::Error>() {
         return matches!(error, balancer::Error::Tls(_));
     }
-    matches!(error.downcast_ref(), Some(sidecar::Error::Tls(_) | sidecar::Error::Traces(_)))
+    matches!(
+        error.downcast_ref(),
+        Some(
+            sidecar::Error::Tls(_)
+                | sidecar::Error::Traces(_)
+                | sidecar::Error::Header(_)
+                | sidecar::Error::ResourceMetadata(_)
+        )
+    )
 }
 
 /// Returns the number of client connections that this limit of open files allows.
 fn connections(limits: &Limits, open_files: Option<usize>) -> usize {
     let is_default = limits.connections == Limits::DEFAULT_CONNECTIONS;
     descriptors::connections(limits.connections, is_default, open_files)
-}
-
-/// Warns of a public URL before a server that others may operate.
-fn warn_of_public_server(config: &Config) {
-    let Some(public) = &config.listen.public_url else { return };
-    if let Some(host) = public_host(&config.upstream.url).filter(|_| !config.upstream.is_channel()) {
-        warn!(
-            host,
-            public_url = %public,
-            "tokens for listen.public_url reach a server with a public name: give public_url only for a server of your own"
-        );
-    }
 }
 
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
@@ -172,7 +168,6 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
         endpoint = path,
         "starting"
     );
-    warn_of_public_server(&config);
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let is_announced = Cell::new(false);
     let announce_addresses = |at: Addresses| {
@@ -274,6 +269,9 @@ fn check(options: Check) -> ExitCode {
         Err(problem) => return fail(WRONG_CONFIGURATION, problem),
     };
     if let Some(command) = &mut config.upstream.command {
+        if let Err(problem) = check::check_program_headers(&headers, &command.env_from_headers) {
+            return wrong_flag("--header", problem);
+        }
         (command.adopts_orphans, command.stderr_to_client) = (true, true);
     }
     let unusable = if is_complete { sidecar::check_files(&config) } else { Vec::new() };
@@ -293,6 +291,7 @@ fn check(options: Check) -> ExitCode {
     let timeouts = timeouts_of(&config, watch);
     let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
+        sidecar::load_headers(&mut config)?;
         let channels = sidecar::channels(&config)?;
         let options = check::Options { channels, headers, tool, end_sessions: end_session, timeouts, progress };
         let mut facts = check::probe(&config, &options).await;

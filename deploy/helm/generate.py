@@ -25,7 +25,7 @@ COPIES = {
 SET_BY_CHART = {
     "listen": {"address", "trusted_proxies"},
     "listen.tls": None,
-    "upstream": {"command", "env", "inherit_env", "cwd", "stderr_to_client"},
+    "upstream": {"command", "env", "inherit_env", "env_from_headers", "cwd", "stderr_to_client"},
     "store": {"kind", "path", "url"},
     "replica": {"name", "wrap_sessions"},
     "balance": {"replicas", "file", "upgrade_socket"},
@@ -53,6 +53,8 @@ def schema_of(value):
         return {"type": "integer", "minimum": 0}
     if isinstance(value, list):
         return {"type": "array", "items": {"type": "string"}}
+    if isinstance(value, dict):
+        return {"type": "object", "additionalProperties": {"type": "string"}}
     return {"type": "string"}
 
 

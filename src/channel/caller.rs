@@ -4,6 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::settings::Sharing;
+use super::variables::Variables;
 use crate::event_log::{Principal, QuotaKey, Subject};
 use crate::protocol::jsonrpc::InitializeParams;
 
@@ -17,18 +18,37 @@ pub struct Caller {
     counted_as: QuotaKey,
     /// Subject that the caller's token claims.
     subject: Option<Subject>,
+    /// Variables of its processes. They are a part of the principal.
+    variables: Variables,
 }
 
 impl Caller {
     /// Creates a caller that counts as the holder of a quota. All sessions of a caller count as one
     /// holder, so `counted_as` is never a session.
     pub fn new(principal: Principal, counted_as: QuotaKey) -> Self {
-        Self { principal, counted_as, subject: None }
+        Self { principal, counted_as, subject: None, variables: Variables::default() }
     }
 
     /// Returns the caller with the subject that its token claims.
     pub fn claiming(self, subject: Option<Subject>) -> Self {
         Self { subject, ..self }
+    }
+
+    /// Returns the caller with the variables of its processes.
+    pub fn with_variables(self, variables: Variables) -> Self {
+        Self { variables, ..self }
+    }
+
+    /// Returns the variables of its processes.
+    pub fn variables(&self) -> &Variables {
+        &self.variables
+    }
+
+    /// Returns true if the processes of two callers have the same variables. The proxy itself has
+    /// none.
+    pub(crate) fn have_same_variables(one: Option<&Arc<Self>>, other: Option<&Arc<Self>>) -> bool {
+        let [one, other] = [one, other].map(|caller| caller.map_or(&[][..], |caller| caller.variables.as_slice()));
+        one == other
     }
 
     /// Returns true if both tokens claim the same subject. This proves nothing.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::body::Response;
+use super::variables::Variables;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, Lines};
@@ -19,9 +20,15 @@ pub trait Open: Send + Sync + 'static {
     /// Opens a channel on the caller's runtime.
     ///
     /// `head` has the headers of the request that begins the session, for a server that takes
-    /// headers. `worker` is the runtime of that request. The two directions of a channel use it,
-    /// unless they need another one.
-    fn open(&self, head: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>>;
+    /// headers. `variables` are those of the caller, for a server that is a process. `worker` is
+    /// the runtime of that request. The two directions of a channel use it, unless they need
+    /// another one.
+    fn open(
+        &self,
+        head: Option<&Lines>,
+        variables: &Variables,
+        worker: &Handle,
+    ) -> LinkFuture<'static, Result<Link, OpenError>>;
 
     /// Returns true if a channel can probably be opened now.
     fn is_available(&self) -> bool;

@@ -71,6 +71,7 @@ mod start_queue;
 mod table;
 #[cfg(test)]
 mod tests;
+mod variables;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -100,6 +101,7 @@ pub use settings::{Settings, Sharing};
 pub use start_queue::StartKind;
 pub use table::Channels;
 use table::{Session, SharedStart};
+pub use variables::{UnusableHeader, Variables};
 
 use crate::protocol::channel::ids::ID_MAX;
 use crate::protocol::error::ErrorCode;
@@ -151,7 +153,7 @@ impl Channels {
     /// # Errors
     /// If no channel was opened within `limit`.
     pub async fn try_open(&self, head: &Lines, limit: Duration) -> Result<(), OpenError> {
-        let opening = self.open.open(Some(head), &self.runtime);
+        let opening = self.open.open(Some(head), &Variables::default(), &self.runtime);
         match self.runtime.spawn(async move { tokio::time::timeout(limit, opening).await }).await {
             Ok(Ok(link)) => link.map(drop),
             Ok(Err(_)) | Err(_) => Err(OpenError::of_program("no channel in time")),
@@ -162,19 +164,19 @@ impl Channels {
     pub async fn send(self: &Arc<Self>, request: Request<'_>) -> Response {
         match *request.method {
             Method::POST => self.post(request).await,
-            Method::GET => match self.session(request.session).map(|it| it.server.connection.listen(it.member)) {
-                Some(Ok(events)) => event_stream(events),
-                Some(Err(Refused::Listening)) => empty(StatusCode::CONFLICT),
-                Some(Err(_)) => refusal(ErrorCode::SessionUnknown, &[]),
-                None if request.session.is_none() => empty(StatusCode::METHOD_NOT_ALLOWED),
-                None => refusal(ErrorCode::SessionUnknown, &[]),
+            Method::GET if request.session.is_none() => empty(StatusCode::METHOD_NOT_ALLOWED),
+            Method::GET => match self.session(&request).map(|it| it.server.connection.listen(it.member)) {
+                Ok(Ok(events)) => event_stream(events),
+                Ok(Err(Refused::Listening)) => empty(StatusCode::CONFLICT),
+                Ok(Err(_)) => refusal(ErrorCode::SessionUnknown, &[]),
+                Err(code) => refusal(code, &[]),
             },
-            Method::DELETE => match self.session(request.session) {
-                Some(session) => {
+            Method::DELETE => match self.session(&request) {
+                Ok(session) => {
                     self.end_session(&session, EndReason::Client);
                     empty(StatusCode::OK)
                 }
-                None => refusal(ErrorCode::SessionUnknown, &[]),
+                Err(code) => refusal(code, &[]),
             },
             _ => {
                 let mut response = empty(StatusCode::METHOD_NOT_ALLOWED);
@@ -207,11 +209,20 @@ impl Channels {
         }
     }
 
-    /// Returns the session with this name, if its channel works.
-    fn session(&self, name: Option<&[u8]>) -> Option<Session> {
-        let name = std::str::from_utf8(name?).ok()?;
-        let session = sync::lock(&self.state).sessions.get(name).cloned()?;
-        if session.server.connection.ending().is_none() { Some(session) } else { None }
+    /// Returns the session that a request names.
+    ///
+    /// # Errors
+    /// If its channel does not work, or its process has other variables than the caller.
+    fn session(&self, request: &Request<'_>) -> Result<Session, ErrorCode> {
+        let name = request.session.and_then(|name| std::str::from_utf8(name).ok());
+        let session = name.and_then(|name| sync::lock(&self.state).sessions.get(name).cloned());
+        let session = session.filter(|session| session.server.connection.ending().is_none());
+        let session = session.ok_or(ErrorCode::SessionUnknown)?;
+        if Caller::have_same_variables(session.server.caller.as_ref(), request.caller) {
+            Ok(session)
+        } else {
+            Err(ErrorCode::OtherVariables)
+        }
     }
 
     async fn post(self: &Arc<Self>, request: Request<'_>) -> Response {
@@ -238,8 +249,10 @@ impl Channels {
                 _ => refusal(ErrorCode::BadRequest, &ids),
             };
         }
-        let Some(session) = self.session(request.session) else { return refusal(ErrorCode::SessionUnknown, &ids) };
-        let Session { server, member } = session;
+        let Session { server, member } = match self.session(&request) {
+            Ok(session) => session,
+            Err(code) => return refusal(code, &ids),
+        };
         if ids.is_empty() {
             return match server.connection.post(member, messages, body, self.head(&request)) {
                 Ok(()) => empty(StatusCode::ACCEPTED),

@@ -170,7 +170,8 @@ impl Channels {
             // A start without parameters takes over no other.
             Ok(Ok(StartRoute::Existing(_))) | Err(_) => return (StartOutcome::NoRoom, Err(ErrorCode::NoServer.into())),
         };
-        let link = until(deadline, self.open.open(None, worker)).await;
+        let variables = caller.map(|caller| caller.variables().clone()).unwrap_or_default();
+        let link = until(deadline, self.open.open(None, &variables, worker)).await;
         sync::lock(&self.state).start_rate.record_outcome(!matches!(link, Ok(Ok(_))), clock::now());
         let link = match link {
             Ok(Ok(link)) => link,

@@ -286,8 +286,9 @@ impl Channels {
         opened: &mut Option<Arc<Server>>,
     ) -> Result<InitializeResponse, StartFailure> {
         let failed = |detail: String| StartFailure::of(ErrorCode::ServerFailed, detail);
-        let link = self.open.open(head.as_ref(), worker).await?;
         let caller = sync::lock(&self.state).pending_starts.get(&number).and_then(|start| start.caller.clone());
+        let variables = caller.as_ref().map(|caller| caller.variables().clone()).unwrap_or_default();
+        let link = self.open.open(head.as_ref(), &variables, worker).await?;
         let server = self.begin_server(users, link, caller);
         *opened = Some(server.clone());
         if !self.register_server(number, &server) {

@@ -17,9 +17,10 @@ use serde_json::Value;
 
 use super::facts::{Form, Standalone, printable};
 use crate::body::BoxBody;
-use crate::channel::Channels;
+use crate::channel::{Caller, Channels, Variables};
 use crate::clock;
 use crate::config::{self, Config, HostHeader};
+use crate::event_log::{Principal, QuotaKey};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::sse::{Decoder, Event};
@@ -159,6 +160,8 @@ pub(super) struct Client {
     /// `Host` of the proxy's clients; it reaches the upstream if `upstream.host` says so.
     host: Option<HeaderValue>,
     headers: HeaderMap,
+    /// Caller whose headers become variables of the program, or `None` if they do not.
+    caller: Option<Arc<Caller>>,
 }
 
 impl Client {
@@ -184,6 +187,7 @@ impl Client {
             localhost: Upstream::plain(Server::new(localhost)?),
             peer: Forwarded::new(config.listen.address.ip(), "http", false, public),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
+            caller: caller(config, &headers),
             headers,
         })
     }
@@ -284,7 +288,8 @@ impl Client {
         };
         let mut target = request.path.clone().unwrap_or_else(|| upstream.server().endpoint_target(None));
         for _ in 0..=MAX_REDIRECTS {
-            let response = upstream.forward(self.build(&request, &target)?, &self.peer).await;
+            let caller = self.caller.clone().filter(|_| !request.is_anonymous);
+            let response = upstream.forward(self.build(&request, &target)?, &self.peer, caller).await;
             let response = response.map_err(|failure| match failure.code {
                 ErrorCode::UpstreamTimeout => ExchangeError::TimedOut,
                 _ => ExchangeError::Broken,
@@ -320,6 +325,18 @@ impl Client {
         }
         Ok(built)
     }
+}
+
+/// Returns the caller whose headers become variables of the program, or `None` if none do. The
+/// values were checked.
+fn caller(config: &Config, headers: &HeaderMap) -> Option<Arc<Caller>> {
+    let wanted = &config.upstream.command.as_ref()?.env_from_headers;
+    let variables = Variables::of(wanted, headers).unwrap_or_default();
+    if variables.as_slice().is_empty() {
+        return None;
+    }
+    let address = QuotaKey::Peer(config.listen.address.ip());
+    Some(Arc::new(Caller::new(Principal::Anonymous, address).with_variables(variables)))
 }
 
 /// Returns `localhost` with the port of the server.

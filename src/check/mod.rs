@@ -43,8 +43,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
-use crate::channel::Channels;
-use crate::config::Config;
+use crate::channel::{Channels, Variables};
+use crate::config::{ClientVariable, Config};
 
 /// Gathers the facts about the upstream of `config`. Takes some seconds if the server never
 /// responds, and three runs of the tool at most; a server on stdio takes its time to start, once
@@ -158,6 +158,17 @@ pub fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
+/// Checks that headers become variables of a program, which gets no others.
+///
+/// # Errors
+/// One line about the first header that does not. It quotes no value.
+pub fn check_program_headers(headers: &HeaderMap, variables: &[ClientVariable]) -> Result<(), String> {
+    if let Some(name) = headers.keys().find(|name| !variables.iter().any(|variable| variable.header == **name)) {
+        return Err(format!("{name} does not reach a program: name it in upstream.env_from_headers"));
+    }
+    Variables::of(variables, headers).map(drop).map_err(|unusable| unusable.to_string())
+}
+
 /// Parses a tool's arguments of a command line.
 ///
 /// # Errors
@@ -186,6 +197,18 @@ mod tests {
         for line in ["hunter2", ": hunter2", "a b: hunter2", "Host: hunter2", "X-Key: hunter2\u{7f}"] {
             let error = headers(line).unwrap_err();
             assert!(!error.contains("hunter2"), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_program_gets_the_headers_that_become_variables() {
+        let variables = [ClientVariable { variable: "TOKEN".to_owned(), header: HeaderName::from_static("x-token") }];
+        let check = |line: &str| check_program_headers(&headers(line).unwrap(), &variables);
+        assert_eq!(check("X-Token: hunter2"), Ok(()));
+        assert_eq!(check_program_headers(&HeaderMap::new(), &[]), Ok(()));
+        for line in ["Authorization: hunter2", "X-Token: () { hunter2; }"] {
+            let error = check(line).unwrap_err();
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 

@@ -99,14 +99,18 @@ impl Launcher {
         Program::find(&self.settings).is_ok()
     }
 
-    /// Starts a child on the caller's runtime. If the returned future is dropped, the child ends at
-    /// once.
+    /// Starts a child on the caller's runtime, with further `variables` in its environment. If the
+    /// returned future is dropped, the child ends at once.
     ///
     /// # Errors
     /// If the program is not found, or no process can be started. A program that cannot be executed
     /// exits at once with 126 or 127, as in a shell.
-    pub async fn start(&self) -> Result<Child, StartError> {
-        let program = Program::find(&self.settings)?;
+    pub async fn start(&self, variables: &[(String, String)]) -> Result<Child, StartError> {
+        let mut settings = Arc::clone(&self.settings);
+        if !variables.is_empty() {
+            Arc::make_mut(&mut settings).env.extend_from_slice(variables);
+        }
+        let program = Program::find(&settings)?;
         let limit = descriptors::before_raise().map(|limit| limit.to_string());
         let mut command = Command::new(&self.own_binary);
         command
@@ -137,7 +141,7 @@ impl Launcher {
         stdin.write_all(launch::GO).await.map_err(StartError::Process)?;
         debug!(program = self.name(), pid = group.id(), "a child was started");
         let stderr = Stderr::read(stderr, self.name().to_owned(), group.id());
-        let excerpt = Excerpt::new(stderr.clone(), &self.settings);
+        let excerpt = Excerpt::new(stderr.clone(), &settings);
         let (ending, exit) = supervisor::supervise(supervisor::Process { process, own }, group, guarded, stderr);
         Ok(Child { stdin, stdout, ending, exit, stderr: excerpt })
     }

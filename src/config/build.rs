@@ -13,7 +13,7 @@ use super::bridge::bridge;
 use super::command::{Command, Variable};
 use super::otel::otel;
 use super::problem::Problem;
-use super::public_url::{public_url, refuse_unchecked_metadata, with_public_host};
+use super::public_url::{public_url, refuse_credentials_beside, refuse_unchecked_metadata, with_public_host};
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::streams::streams;
@@ -23,9 +23,10 @@ use super::value::{
     socket_address,
 };
 use super::{
-    Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
-    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
-    SessionCookies, Sessions, SseServer, Store, TaskSupport, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, AnswerPings, Auth, ClientVariable, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
+    ListenTls, Log, LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
+    Replica, ResumeTokens, SessionCookies, Sessions, SseServer, StaticHeaders, Store, TaskSupport, ToolOverrides,
+    Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use mcp_resume_protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use mcp_resume_protocol::classify;
@@ -99,6 +100,7 @@ fn sections(reader: &mut Reader) -> Sections {
     if has_upstream && upstream.command.is_none() {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
+    refuse_headers(reader, &upstream);
     let streams = streams(reader, upstream.is_channel());
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
@@ -113,6 +115,7 @@ fn sections(reader: &mut Reader) -> Sections {
     upstream.session_cookies.credentials = credential_headers(&auth.principal);
     if has_upstream {
         refuse_unchecked_metadata(reader, &listen, &upstream, &auth);
+        refuse_credentials_beside(reader, &listen, &upstream);
     }
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
@@ -165,7 +168,9 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
     let idle = none_if_zero(idle.unwrap_or(Duration::from_secs(300)));
     let start = start.unwrap_or(Duration::from_secs(55));
     let shared = s.boolean("shared").unwrap_or(false);
-    let command = command(&mut s, idle, start, shared);
+    let env_from_headers = s.table("env_from_headers", ClientVariable::parse_all).unwrap_or_default();
+    let has_client_variables = !env_from_headers.is_empty();
+    let command = command(&mut s, idle, start, shared, env_from_headers);
     let sse_url = s.text("sse_url", |text| UpstreamUrl::parse_sse(text).map_err(|error| error.to_string()));
     let is_plain = url.as_ref().is_some_and(|url| !url.is_https());
     let servers = [("url", url.is_some()), ("sse_url", sse_url.is_some()), ("command", command.is_some())];
@@ -188,6 +193,7 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         header_timeout: s.secs("header_timeout_secs", 0..=YEAR).and_then(none_if_zero),
         pool_idle: s.secs("pool_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(4)),
         resume: s.boolean("resume").unwrap_or(false),
+        headers: s.table("headers", StaticHeaders::parse).unwrap_or_default(),
         session_cookies: SessionCookies {
             names: s.list("session_cookies", 0).unwrap_or_default(),
             credentials: vec![],
@@ -216,6 +222,10 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         let text = "sessions share processes, which a server on stdio has alone: give upstream.command".to_owned();
         reader.conflict([("upstream", "shared"), ("upstream", "command")], text);
     }
+    if has_client_variables && upstream.command.is_none() {
+        let text = "headers become variables of a program: give upstream.command".to_owned();
+        reader.conflict([("upstream", "env_from_headers"), ("upstream", "command")], text);
+    }
     if upstream.command.is_some() && !cfg!(unix) {
         let text = "programs are started on Unix systems only".to_owned();
         reader.conflict([("upstream", "command"), ("upstream", "command")], text);
@@ -224,13 +234,20 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
 }
 
 /// Reads the program of a server on stdio. `None` without one.
-fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared: bool) -> Option<Command> {
+fn command(
+    s: &mut Section<'_>,
+    idle: Option<Duration>,
+    start: Duration,
+    shared: bool,
+    env_from_headers: Vec<ClientVariable>,
+) -> Option<Command> {
     let line = s.json_list::<String>("command", 1);
     let env = s.json_list::<Variable>("env", 0).unwrap_or_default();
     let command = Command {
         line: line.clone().unwrap_or_default(),
         env: env.into_iter().map(|Variable(name, value)| (name, value)).collect(),
         inherit_env: s.list("inherit_env", 0).unwrap_or_default(),
+        env_from_headers,
         cwd: s.text("cwd", file).flatten(),
         idle,
         shared,
@@ -243,6 +260,27 @@ fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared:
         adopts_orphans: false,
     };
     line.map(|_| command)
+}
+
+/// Reports headers for the server, and headers that become variables, that exclude other settings.
+fn refuse_headers(reader: &mut Reader, upstream: &Upstream) {
+    let Upstream { headers, session_cookies, command, .. } = upstream;
+    if let Some(command) = command {
+        if !headers.is_empty() {
+            let text = "a program gets no headers: give upstream.env".to_owned();
+            reader.conflict([("upstream", "headers"), ("upstream", "command")], text);
+        }
+        let is_given = |name: &String| command.env.iter().any(|(given, _)| given == name);
+        let names = command.env_from_headers.iter().map(|client| &client.variable);
+        for name in names.filter(|name| is_given(name) || command.inherit_env.contains(name)) {
+            let text = format!("{name} has a value already, which a client without the header would get");
+            reader.conflict([("upstream", "env_from_headers"), ("upstream", "env")], text);
+        }
+    }
+    if headers.names().any(|name| *name == COOKIE) && !session_cookies.names.is_empty() {
+        let text = "a header cookie replaces all cookies, and so those of sessions".to_owned();
+        reader.conflict([("upstream", "headers"), ("upstream", "session_cookies")], text);
+    }
 }
 
 /// Reports a wait for a replica that is gone which ends before its lease does: a session could

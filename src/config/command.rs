@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::ClientVariable;
+
 /// A server on stdio, and the bounds of its processes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Command {
@@ -13,6 +15,8 @@ pub struct Command {
     pub env: Vec<(String, String)>,
     /// Variables of the proxy's environment that it gets as well.
     pub inherit_env: Vec<String>,
+    /// Variables that it gets from headers of its client.
+    pub env_from_headers: Vec<ClientVariable>,
     /// Working directory, or `None` for the proxy's.
     pub cwd: Option<PathBuf>,
     /// Longest time without a call; a session's process is then ended. `None` for no limit.

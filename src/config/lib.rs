@@ -18,6 +18,7 @@ mod bridge;
 mod build;
 mod command;
 mod flags;
+mod headers;
 pub mod key_file;
 mod otel;
 mod problem;
@@ -38,6 +39,7 @@ pub use balance::{Balance, BalanceTls, Balancing};
 pub use bridge::{Bridge, ModernClients};
 pub use command::{Command, InvalidVariable};
 pub use flags::Flags;
+pub use headers::{ClientVariable, HeaderError, StaticHeaders};
 pub use otel::{CollectorUrl, InvalidCollector, Otel};
 pub use problem::{Origin, Problem, Problems};
 pub use public_url::{PublicUrl, PublicUrlError, public_host};
@@ -431,6 +433,17 @@ impl Config {
         let most = DRAIN_DELAY.min(self.replica.drain_timeout / 2);
         let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { most };
         self.replica.drain_delay.unwrap_or(by_listener)
+    }
+
+    /// Returns the static headers that are credentials, if any client of another machine could use
+    /// them: the listener is off loopback, and no proxy in front names the callers.
+    pub fn open_credentials(&self) -> Vec<HeaderName> {
+        let are_callers_checked =
+            !self.listen.trusted_proxies.is_empty() && matches!(self.auth.principal, PrincipalSource::Header(_));
+        if self.listen.address.ip().is_loopback() || are_callers_checked {
+            return Vec::new();
+        }
+        self.upstream.static_credentials().cloned().collect()
     }
 
     /// Makes the configuration of `serve` from its layers.

@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use http::header::AUTHORIZATION;
 use http::uri::Authority;
 
 use super::read::Reader;
 use super::{Auth, Listen, PrincipalSource, Upstream, UpstreamUrl, UrlError};
 use mcp_resume_protocol::access::{AllowedHosts, HostPattern, is_loopback};
-use mcp_resume_protocol::client_address::Trust;
 use mcp_resume_protocol::protected_resource::metadata_path;
 
 /// The URL of the endpoint for clients, which a proxy in front may map to the listener.
@@ -165,10 +165,29 @@ pub(super) fn refuse_unchecked_metadata(reader: &mut Reader, listen: &Listen, up
         reader.conflict([KEY, ("upstream", "url")], text.to_owned());
     }
     let is_checked_in_front = matches!(auth.principal, PrincipalSource::Header(_));
-    if listen.trusted_proxies == Trust::default() || !is_checked_in_front {
+    if listen.trusted_proxies.is_empty() || !is_checked_in_front {
         let text = "invites clients to send tokens, which the proxy does not check: put a proxy that checks them in front, and name it \
                     in listen.trusted_proxies and its header in auth.principal, as \"header:X-User\"";
         reader.conflict([KEY, ("auth", "principal")], text.to_owned());
+    }
+}
+
+/// Reports credentials of the operator, and tokens that become variables, beside a public URL:
+/// clients send tokens of their own there, for the server.
+pub(super) fn refuse_credentials_beside(reader: &mut Reader, listen: &Listen, upstream: &Upstream) {
+    if listen.public_url.is_none() {
+        return;
+    }
+    if let Some(name) = upstream.static_credentials().next() {
+        let text = format!(
+            "has the credential {name}, and clients of listen.public_url send tokens of their own: remove one of the two"
+        );
+        reader.conflict([("upstream", "headers"), ("listen", "public_url")], text);
+    }
+    let variables = upstream.command.iter().flat_map(|command| &command.env_from_headers);
+    if variables.into_iter().any(|client| client.header == AUTHORIZATION) {
+        let text = "passes the tokens of clients on to a program, and they are for listen.public_url alone: remove one of the two";
+        reader.conflict([("upstream", "env_from_headers"), ("listen", "public_url")], text.to_owned());
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) enum Value {
     Untyped(String),
     /// A list of texts.
     List(Vec<String>),
+    /// Texts by name, as in `{ NAME = "text" }`.
+    Table(Vec<(String, String)>),
     /// A TOML value that no key accepts, described by its type.
     Other(&'static str),
 }
@@ -258,7 +260,14 @@ impl From<&DeValue<'_>> for Value {
                 let texts = items.iter().map(text).collect::<Option<Vec<_>>>();
                 texts.map_or(Value::Other("a list of other things"), Value::List)
             }
-            DeValue::Table(_) => Value::Other("a section"),
+            DeValue::Table(entries) => {
+                let text = |(name, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+                    let name: &std::borrow::Cow<'_, str> = name.get_ref();
+                    Some((name.clone().into_owned(), value.get_ref().as_str()?.to_owned()))
+                };
+                let texts = entries.iter().map(text).collect::<Option<Vec<_>>>();
+                texts.map_or(Value::Other("a section"), Value::Table)
+            }
         }
     }
 }
@@ -271,6 +280,7 @@ impl Value {
             Value::Boolean(_) => "true or false",
             Value::Text(_) | Value::Untyped(_) => "a text in quotes",
             Value::List(_) => "a list",
+            Value::Table(_) => "a section",
             Value::Other(name) => name,
         }
     }

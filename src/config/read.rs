@@ -192,7 +192,7 @@ impl Section<'_> {
         self.take(key, |value| match value {
             Value::Boolean(flag) => Ok(*flag),
             Value::Untyped(text) => text.parse().map_err(|_| "must be true or false".to_owned()),
-            Value::Integer(_) | Value::Text(_) | Value::List(_) | Value::Other(_) => {
+            Value::Integer(_) | Value::Text(_) | Value::List(_) | Value::Table(_) | Value::Other(_) => {
                 Err(format!("must be true or false, not {}", value.type_name()))
             }
         })
@@ -202,7 +202,7 @@ impl Section<'_> {
     pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> CheckResult<T>) -> Option<T> {
         self.take(key, |value| match value {
             Value::Text(text) | Value::Untyped(text) => check(text),
-            Value::Integer(_) | Value::Boolean(_) | Value::List(_) | Value::Other(_) => {
+            Value::Integer(_) | Value::Boolean(_) | Value::List(_) | Value::Table(_) | Value::Other(_) => {
                 Err(format!("must be a text in quotes, not {}", value.type_name()))
             }
         })
@@ -215,7 +215,7 @@ impl Section<'_> {
             let items: Vec<&str> = match value {
                 Value::List(items) => items.iter().map(String::as_str).collect(),
                 Value::Untyped(text) => text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect(),
-                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Table(_) | Value::Other(_) => {
                     return Err(format!("must be a list of texts, not {}", value.type_name()));
                 }
             };
@@ -240,7 +240,7 @@ impl Section<'_> {
                 // The text may hold a key, which no message shows.
                 Value::Untyped(text) => serde_json::from_str(text)
                     .map_err(|_| r#"must be a JSON array of texts, as ["FIRST", "SECOND"]"#.to_owned())?,
-                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Table(_) | Value::Other(_) => {
                     return Err(format!("must be a list of texts, not {}", value.type_name()));
                 }
             };
@@ -251,6 +251,26 @@ impl Section<'_> {
                 item.parse().map_err(|error: T::Err| format!("number {}: {error}", index + 1))
             };
             items.iter().enumerate().map(parse).collect()
+        })
+    }
+
+    /// Reads texts by name, and converts them with `check`. TOML has a table, the other layers a
+    /// JSON object.
+    pub(super) fn table<T>(
+        &mut self,
+        key: &'static str,
+        check: impl Fn(&[(String, String)]) -> CheckResult<T>,
+    ) -> Option<T> {
+        self.take(key, |value| match value {
+            Value::Table(entries) => check(entries),
+            // The text may hold a key, which no message shows.
+            Value::Untyped(text) => match serde_json::from_str::<BTreeMap<String, String>>(text) {
+                Ok(entries) => check(&entries.into_iter().collect::<Vec<_>>()),
+                Err(_) => Err(r#"must be a JSON object of texts, as {"NAME": "text"}"#.to_owned()),
+            },
+            Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::List(_) | Value::Other(_) => {
+                Err(r#"must be a table of texts, as { NAME = "text" }"#.to_owned())
+            }
         })
     }
 
@@ -275,7 +295,7 @@ impl Section<'_> {
             let number = match value {
                 Value::Integer(number) => u64::try_from(*number).ok(),
                 Value::Untyped(text) => text.parse().ok(),
-                Value::Boolean(_) | Value::Text(_) | Value::List(_) | Value::Other(_) => {
+                Value::Boolean(_) | Value::Text(_) | Value::List(_) | Value::Table(_) | Value::Other(_) => {
                     return Err(format!("must be a whole number, not {}", value.type_name()));
                 }
             };

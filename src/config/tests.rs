@@ -372,6 +372,26 @@ fn metadata_of_the_operator_needs_someone_who_checks_tokens() {
 }
 
 #[test]
+fn credentials_of_the_operator_are_refused_beside_a_public_url() {
+    let of = |upstream: &str, flags: Flags| {
+        let text = format!("[listen]\npublic_url = 'https://a.example/mcp'\n[upstream]\n{upstream}");
+        lines(Config::load(Some(("c.toml", &text)), [], flags))
+    };
+    let stdio = || Flags { command: vec!["server".to_owned()], ..Flags::default() };
+    for (text, flags, key) in [
+        ("headers = { Authorization = 'Bearer x' }", upstream(), "headers"),
+        ("headers = { X-Own = 'env:KEY' }", upstream(), "headers"),
+        ("env_from_headers = { TOKEN = 'Authorization' }", stdio(), "env_from_headers"),
+    ] {
+        let refused = of(text, flags);
+        let place = format!("c.toml:4: upstream.{key}: ");
+        assert!(matches!(&refused[..], [line] if line.starts_with(&place)), "{refused:?}");
+    }
+    let load = |text: &str| from_file(&format!("[listen]\npublic_url = 'https://a.example/mcp'\n[upstream]\n{text}"));
+    assert!(load("headers = { X-Region = 'eu' }").is_ok());
+}
+
+#[test]
 fn the_host_of_the_public_url_may_be_named() {
     let of =
         |listen: &str| from_file(&format!("[listen]\npublic_url = 'https://a.example:8443/mcp'\n{listen}")).unwrap();
@@ -623,4 +643,72 @@ fn the_limits_of_events_depend_on_the_kind_of_the_server() {
         assert_eq!(limits(&http), over_http, "{set:?}");
         assert_eq!((limits(&sse), limits(&stdio)), (Some(on_channel), Some(on_channel)), "{set:?}");
     }
+}
+
+#[test]
+fn headers_are_a_table_in_the_file_and_an_object_in_the_environment() {
+    for text in [
+        "[upstream.headers]\nX-Tenant = 'a'\nX-Key = 'env:KEY'",
+        "[upstream]\nheaders = { X-Tenant = 'a', X-Key = 'env:KEY' }",
+    ] {
+        let headers = from_file(text).unwrap().upstream.headers;
+        assert_eq!(headers.names().map(http::HeaderName::as_str).collect::<Vec<_>>(), ["x-key", "x-tenant"]);
+    }
+    let object = r#"{"X-Tenant": "a"}"#;
+    let headers = from_env(&[("MCP_RESUME_UPSTREAM__HEADERS", object)]).unwrap().upstream.headers;
+    assert_eq!(headers.values().count(), 1);
+    assert!(from_file("[upstream]\nheaders = {}").unwrap().upstream.headers.is_empty());
+    for text in ["headers = 'a'", "headers = ['a']", "headers = { X = 1 }"] {
+        let problems = lines(from_file(&format!("[upstream]\n{text}")));
+        assert!(problems[0].contains("must be a table of texts"), "{problems:?}");
+    }
+    let problems = lines(from_env(&[("MCP_RESUME_UPSTREAM__HEADERS", "Authorization=hunter2")]));
+    assert!(problems[0].contains("must be a JSON object") && !problems[0].contains("hunter2"), "{problems:?}");
+    let problems = lines(from_file("[upstream.headers]\nHost = 'hunter2'\n'a b' = 'hunter2'"));
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.starts_with("c.toml:1: upstream.headers: host belongs to the proxy"), "{problem}");
+    assert!(!problem.contains("hunter2"), "{problem}");
+    let config = from_file("[upstream.headers]\nX-Tenant = 'hunter2'").unwrap();
+    assert!(!format!("{config:?}").contains("hunter2"));
+}
+
+#[test]
+fn headers_that_exclude_other_settings_are_refused() {
+    let stdio = |text: &str| {
+        let flags = Flags { command: vec!["a".to_owned()], ..Flags::default() };
+        Config::load(Some(("c.toml", text)), [], flags)
+    };
+    let token = "env_from_headers = { TOKEN = 'X-Token' }";
+    let good = stdio(&format!("[upstream]\n{token}")).unwrap().upstream.command.unwrap();
+    assert_eq!(good.env_from_headers.len(), 1);
+    for (result, word) in [
+        (stdio("[upstream.headers]\nX-Key = 'a'"), "a program gets no headers"),
+        (from_file(&format!("[upstream]\n{token}")), "headers become variables of a program"),
+        (stdio(&format!("[upstream]\n{token}\nenv = ['TOKEN=a']")), "TOKEN has a value already"),
+        (stdio(&format!("[upstream]\n{token}\ninherit_env = ['TOKEN']")), "TOKEN has a value already"),
+        (stdio("[upstream]\nenv_from_headers = { LD_PRELOAD = 'X-A' }"), "no client may set it"),
+        (from_file("[upstream]\nsession_cookies = ['S']\nheaders = { Cookie = 'a' }"), "replaces all cookies"),
+    ] {
+        let problems = lines(result);
+        assert!(matches!(&problems[..], [problem] if problem.contains(word)), "{problems:?}");
+    }
+    assert!(from_file("[upstream]\nheaders = { Cookie = 'a' }").is_ok());
+    assert!(stdio(&format!("[upstream]\n{token}\nenv = ['OTHER=a']")).is_ok());
+}
+
+#[test]
+fn credentials_are_open_off_loopback_without_a_proxy_that_checks_callers() {
+    let open = |text: &str| {
+        let file = format!("{text}\n[upstream.headers]\nAuthorization = 'a'\nX-User = 'a'\nX-Tenant = 'a'");
+        let names = from_file(&file).unwrap().open_credentials();
+        names.iter().map(|name| name.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    let (public, trusted) = ("[listen]\naddress = '0.0.0.0:1'", "trusted_proxies = ['10.0.0.1']");
+    let named = "[auth]\nprincipal = 'header:X-User'";
+    assert_eq!(open(""), [""; 0]);
+    assert_eq!(open(public), ["authorization"]);
+    assert_eq!(open(&format!("{public}\n{trusted}")), ["authorization"]);
+    assert_eq!(open(&format!("{public}\n{named}")), ["authorization", "x-user"]);
+    assert_eq!(open(&format!("{public}\n{trusted}\n{named}")), [""; 0]);
+    assert!(from_file(&format!("{public}\n[upstream.headers]\nX-Tenant = 'a'")).unwrap().open_credentials().is_empty());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use super::{Command, KeyPair, UpstreamUrl};
+use super::{Command, KeyPair, StaticHeaders, UpstreamUrl};
 use mcp_resume_protocol::session_cookies::CookieName;
 
 /// Connections to the MCP server.
@@ -37,6 +37,8 @@ pub struct Upstream {
     /// True if the proxy resumes upstream streams also after a broken connection, not only after a
     /// deliberate close.
     pub resume: bool,
+    /// Headers that are added to each request to the endpoint, in place of the client's.
+    pub headers: StaticHeaders,
     /// Cookies of a load balancer before the server, which are kept for each session.
     pub session_cookies: SessionCookies,
     /// Pings of the server that get a response of the proxy.
@@ -62,6 +64,16 @@ impl Upstream {
             (None, Some(sse)) => sse.url.to_string(),
             (None, None) => self.url.to_string(),
         }
+    }
+
+    /// Returns the static headers that are credentials.
+    pub(super) fn static_credentials(&self) -> impl Iterator<Item = &HeaderName> {
+        self.headers.credentials(&self.session_cookies.credentials)
+    }
+
+    /// Returns true if the server gets credentials of the operator.
+    pub fn has_static_credentials(&self) -> bool {
+        self.static_credentials().next().is_some()
     }
 
     /// Returns true if the server is not on Streamable HTTP.

@@ -115,6 +115,8 @@ pub struct Principals {
     source: PrincipalSource,
     /// HMAC that has taken the key already. This saves the work for every hash.
     keyed: Hmac<Sha256>,
+    /// Headers that are credentials with any source.
+    variables: Arc<[HeaderName]>,
     /// Subjects found in tokens, by principal. A token comes with every request of its caller, and
     /// decoding it costs more than all other steps here.
     subjects: Arc<DashMap<Principal, Subject>>,
@@ -124,7 +126,18 @@ impl Principals {
     /// Creates a resolver that reads the credential from `source` and hashes it with `key`.
     pub fn new(source: PrincipalSource, key: [u8; 32]) -> Self {
         let keyed = Hmac::new_from_slice(&key).expect("HMAC takes a key of any length");
-        Self { source, keyed, subjects: Arc::default() }
+        Self { source, keyed, variables: Arc::default(), subjects: Arc::default() }
+    }
+
+    /// Returns a resolver for which these headers are credentials too: they become variables of the
+    /// caller's process. A caller without them is another caller.
+    pub fn with_variables(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        Self { variables: headers.into_iter().collect(), ..self }
+    }
+
+    /// Returns true if further headers than the usual ones are credentials.
+    pub fn has_variables(&self) -> bool {
+        !self.variables.is_empty()
     }
 
     /// True if the usual headers identify callers.
@@ -139,6 +152,18 @@ impl Principals {
 
     /// Returns the principal of a request.
     pub fn of(&self, presented: &PresentedCredentials<'_>) -> Principal {
+        let principal = self.without_variables(presented);
+        if self.variables(presented.headers).next().is_none() {
+            return principal;
+        }
+        let kind = if principal.is_anonymous() { "anonymous" } else { "known" };
+        let own = (kind, principal.digest().map_or(&[][..], |digest| &digest[..]));
+        Principal::Known(self.hash([own].into_iter().chain(self.variables(presented.headers))))
+    }
+
+    /// Returns the principal of a request without the headers that become variables. Such a caller
+    /// cannot have more quotas by other values.
+    pub fn without_variables(&self, presented: &PresentedCredentials<'_>) -> Principal {
         match &self.source {
             PrincipalSource::Auto => match (presented.credentials().next(), presented.query()) {
                 (Some(_), query) => Principal::Known(self.hash(presented.credentials().chain(query))),
@@ -186,7 +211,16 @@ impl Principals {
         let claims = claims.filter_map(|(place, claim)| Some((place, claim?.as_bytes())));
         let certificate = presented.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
         let others = presented.api_keys().chain(certificate).chain(presented.query());
-        Some(Subject(self.hash(claims.chain(others))))
+        Some(Subject(self.hash(claims.chain(others).chain(self.variables(presented.headers)))))
+    }
+
+    /// Returns the values of the headers that become variables, each behind its name.
+    fn variables<'a>(&'a self, headers: &'a HeaderMap) -> impl Iterator<Item = (&'static str, &'a [u8])> {
+        self.variables.iter().flat_map(move |name| {
+            // No header has such a name.
+            header_values(headers, name.clone())
+                .flat_map(|value| [("\0variable", name.as_str().as_bytes()), ("\0value", value)])
+        })
     }
 
     /// Returns the principal with these credentials.
@@ -292,6 +326,14 @@ mod tests {
         for (key, query, certificate) in [(Some("k"), None, None), (None, Some("q"), None), (None, None, names)] {
             assert_ne!(alone, subject("b", key, query, certificate));
         }
+        let principals = principals.clone().with_variables([HeaderName::from_static("x-token")]);
+        let with = |token: &'static str| {
+            let jwt = HeaderValue::from_str(&format!("Bearer e30.{payload}.a")).unwrap();
+            let name = HeaderName::from_static("x-token");
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, jwt), (name, HeaderValue::from_static(token))]);
+            principals.subject_of(&principals.of(&shown(&headers)), &shown(&headers)).unwrap()
+        };
+        assert!(with("one") == with("one") && with("one") != with("two"), "a refresh changes no variable");
     }
 
     #[test]
@@ -352,6 +394,37 @@ mod tests {
         assert!(first.iter().all(Option::is_some));
         assert_eq!(first, again);
         assert_ne!(first[0], first[1]);
+    }
+
+    #[test]
+    fn headers_that_become_variables_count_with_every_source() {
+        let plain = headers(&[]);
+        let one = headers(&[("x-token", "one")]);
+        let two = headers(&[("x-token", "two")]);
+        let other = headers(&[("x-other", "one")]);
+        let empty = headers(&[("x-token", " ")]);
+        let repeated = headers(&[("x-token", "one"), ("x-token", "one")]);
+        let own = ["x-token", "x-other"].map(HeaderName::from_static);
+        for source in [
+            PrincipalSource::Auto,
+            PrincipalSource::None,
+            PrincipalSource::Header(AUTHORIZATION),
+            PrincipalSource::Cookie("c".into()),
+        ] {
+            let principals = Principals::new(source, [7; 32]).with_variables(own.clone());
+            let of = |headers| principals.of(&shown(headers));
+            assert_eq!((of(&plain), of(&empty)), (Principal::Anonymous, Principal::Anonymous));
+            let found = [&one, &two, &other, &repeated].map(of);
+            for (index, principal) in found.iter().enumerate() {
+                assert!(!principal.is_anonymous() && !found[..index].contains(principal), "{index}");
+            }
+            let mut user = one.clone();
+            user.insert(AUTHORIZATION, HeaderValue::from_static("a"));
+            user.insert(COOKIE, HeaderValue::from_static("c=a"));
+            let has_user = principals.source != PrincipalSource::None;
+            assert_eq!(of(&user) != of(&one), has_user, "the usual credentials count as well");
+            assert_eq!(principals.without_variables(&shown(&user)).is_anonymous(), !has_user);
+        }
     }
 
     #[test]

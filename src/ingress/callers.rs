@@ -10,7 +10,7 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{Arrival, RequestContext, Sender, SessionKind};
 use super::misdirected;
-use crate::channel::Caller;
+use crate::channel::{Caller, UnusableHeader, Variables};
 use crate::clock;
 use crate::config::Config;
 use crate::event_log::{Binding, Home, Opened, PresentedCredentials, Principal, QuotaKey};
@@ -26,8 +26,21 @@ use crate::upstream::{Bridge, Credentials};
 /// renewed: its replica lives.
 const LEASE_MARGIN: Duration = Duration::from_secs(2);
 
+/// Returns the variables that the headers of a request become in the caller's process.
+///
+/// # Errors
+/// A header that cannot become a variable.
+pub(super) fn variables(components: &Components, parts: &Parts) -> Result<Variables, UnusableHeader> {
+    match &components.config.upstream.command {
+        Some(command) if !command.env_from_headers.is_empty() => {
+            Variables::of(&command.env_from_headers, &parts.headers)
+        }
+        Some(_) | None => Ok(Variables::default()),
+    }
+}
+
 /// Returns the context of a request that came by `connection`, with a head of these facts and this
-/// size.
+/// size. `variables` are those of the caller's process.
 pub(super) fn identify(
     components: &Components,
     mut parts: Parts,
@@ -35,6 +48,7 @@ pub(super) fn identify(
     head_bytes: usize,
     connection: Arc<Connection>,
     sender: Sender,
+    variables: Variables,
 ) -> Box<RequestContext> {
     let presented = PresentedCredentials {
         headers: &parts.headers,
@@ -47,10 +61,20 @@ pub(super) fn identify(
         let principal = components.principals.of(&presented);
         (principal, components.principals.subject_of(&principal, &presented))
     };
+    // Any caller can invent values of variables.
+    let counted = if components.principals.has_variables() && components.principals.are_named() {
+        components.principals.without_variables(&presented)
+    } else {
+        principal
+    };
     // A credential is hashed once if it also identifies its caller.
     let presented = if components.principals.is_auto() { principal } else { components.credentials.of(&presented) };
     let credentials = Credentials { presented, principal };
-    let is_proven = components.principals.are_named() || components.upstream.observed().has_proven(&credentials);
+    // Of a server that gets credentials of the operator, no response proves the caller's.
+    let has_proven = || {
+        components.upstream.observed().has_proven(&credentials) && !components.config.upstream.has_static_credentials()
+    };
+    let is_proven = components.principals.are_named() || has_proven();
     let (id, issued) = session_of(components, facts.session.take(), &mut parts);
     let is_issued = issued.is_some();
     let sessions = components.log.sessions();
@@ -73,10 +97,10 @@ pub(super) fn identify(
     let address = connection.client(&parts.headers);
     let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
     let open_session = if is_open { id.as_ref() } else { None };
-    let key = QuotaKey::of(&principal, is_proven, open_session, address);
+    let key = QuotaKey::of(&counted, is_proven, open_session, address);
     let quota = connection.quota(key, |key| components.log.quota(key));
     // All sessions of a caller count together.
-    let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
+    let counted_as = || QuotaKey::of(&counted, is_proven, None, address);
     let is_bridged = id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
     if is_bridged && let Some(bridge) = components.upstream.bridge() {
         bridge.record_bridged_session();
@@ -84,7 +108,8 @@ pub(super) fn identify(
     let has_own_server = is_bridged
         || components.upstream.has_channels()
         || components.upstream.bridge().is_some_and(Bridge::may_translate);
-    let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject)));
+    let caller = has_own_server
+        .then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject).with_variables(variables)));
     let arrival = components
         .log
         .traces()
@@ -111,6 +136,7 @@ pub(super) fn identify(
 /// Returns true if the usual credentials identify callers, and the request shows no credential.
 fn shows_nothing(components: &Components, presented: &PresentedCredentials<'_>, facts: &RequestFacts) -> bool {
     components.principals.is_auto()
+        && !components.principals.has_variables()
         && !facts.has(Present::Credential)
         && presented.query.is_none()
         && presented.certificate.is_none()

@@ -14,6 +14,7 @@ use super::components::Components;
 use super::context::RequestContext;
 use super::refusals;
 use crate::body::{BoxBody, Incoming};
+use crate::channel::Caller;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
@@ -33,7 +34,7 @@ pub(super) async fn forward_other_path(
     let has_warned = components.has_warned_unprotected.load(Ordering::Relaxed);
     let path = if has_warned { None } else { Some(parts.uri.path().to_owned()) };
     let is_mcp = has_mcp_headers(&parts);
-    let response = forward(components, parts, body, client).await;
+    let response = forward(components, parts, body, client, None).await;
     let is_stream = response.status().is_success() && headers::is_sse(response.headers());
     if is_mcp || is_stream {
         components.metrics.observe_unprotected();
@@ -53,7 +54,13 @@ pub(super) async fn forward_other_path(
 }
 
 /// Forwards a request for another path of the origin, unbuffered both ways.
-async fn forward(components: &Components, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
+async fn forward(
+    components: &Components,
+    parts: Parts,
+    body: Incoming,
+    client: &Forwarded,
+    caller: Option<Arc<Caller>>,
+) -> Response<BoxBody> {
     let is_broken = Arc::new(AtomicBool::new(false));
     let note = is_broken.clone();
     let body = body.map_err(move |error| {
@@ -61,7 +68,7 @@ async fn forward(components: &Components, parts: Parts, body: Incoming, client: 
         error
     });
     let body = upstream::Body::Passthrough(body.boxed_unsync());
-    match components.upstream.forward(Request::from_parts(parts, body), client).await {
+    match components.upstream.forward(Request::from_parts(parts, body), client, caller).await {
         Ok(response) => {
             let (mut parts, body) = response.into_parts();
             headers::expose_ours(&mut parts.headers);
@@ -80,6 +87,7 @@ pub(super) async fn forward_to_endpoint(
     mut parts: Parts,
     body: Incoming,
     client: &Forwarded,
+    caller: Option<Arc<Caller>>,
 ) -> Response<BoxBody> {
     let target = components.upstream.server().endpoint_target(parts.uri.query());
     if let Ok(uri) = target.parse::<Uri>() {
@@ -88,7 +96,7 @@ pub(super) async fn forward_to_endpoint(
     // Some servers respond to a foreign event ID with 500.
     parts.headers.remove(headers::names::LAST_EVENT_ID);
     let origin = parts.headers.get(ORIGIN).cloned();
-    let response = forward(components, parts, body, client).await;
+    let response = forward(components, parts, body, client, caller).await;
     observe_cors(components, origin.as_ref(), response.headers());
     response
 }

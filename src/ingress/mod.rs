@@ -17,6 +17,7 @@ mod client_responses;
 mod components;
 mod connection;
 mod context;
+mod cors;
 mod dialect_requests;
 mod forward;
 mod forward_to_replicas;
@@ -46,7 +47,7 @@ mod trace;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
+use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, Uri, Version};
@@ -68,7 +69,7 @@ use crate::protocol::headers::{self, Era, Present, ProtocolVersion, RequestFacts
 use crate::protocol::ids::{Owner, StreamKind};
 use crate::protocol::stream_url::{Named, take};
 use crate::protocol::tasks::TaskRequest;
-use crate::server::{self, Peer, respond};
+use crate::server::{self, Peer};
 
 /// Handles the requests of the data listener: access, identification of the caller, and dispatch to
 /// a handler.
@@ -104,7 +105,12 @@ async fn handle(
     if facts.has(Present::RepeatedSession) {
         headers::unite_session(request.headers_mut());
     }
-    let origin = if facts.has(Present::Origin) { request.headers().get(ORIGIN).cloned() } else { None };
+    if let Some(public) = &components.config.listen.public_url
+        && public.is_endpoint(request.uri().path())
+    {
+        at_endpoint(&components, request.uri_mut());
+    }
+    let page = cors::Page::of(&components, &request, &facts);
     let sender = if facts.has(Present::Balancer) { misdirected::sender_of(request.headers()) } else { Sender::Client };
     let access = request_log::AccessLine::begin(&request, &components.config.upstream.url);
     let span = if facts.has(Present::Trace) { trace::span(request.headers()) } else { None };
@@ -129,12 +135,8 @@ async fn handle(
         misdirected::sign_home(&mut response, home);
         misdirected::sign(&components, &mut response);
     }
-    if let Some(origin) = origin
-        && respond::has_own_head(&response)
-    {
-        let known = components.upstream.observed().cors(Some(&origin)).unwrap_or_default();
-        response.headers_mut().extend(known);
-        headers::expose_ours(response.headers_mut());
+    if let Some(page) = page {
+        page.permit(&components, &mut response);
     }
     match span {
         None => response,
@@ -159,13 +161,13 @@ async fn dispatch(
     if let Some(refusal) = refuse_head(components, &parts, &facts, head_bytes) {
         return refusal;
     }
+    if facts.has(Present::Origin)
+        && let Some(response) = cors::preflight(components, &parts)
+    {
+        return response;
+    }
     if parts.uri.path() == status_document::PATH {
         return Box::pin(status_document::handle(components, &parts.method)).await;
-    }
-    if let Some(public) = &components.config.listen.public_url
-        && public.is_endpoint(parts.uri.path())
-    {
-        at_endpoint(components, &mut parts.uri);
     }
     if !components.config.upstream.url.is_endpoint(parts.uri.path()) {
         if resource_metadata::concerns(components, &parts) {
@@ -179,7 +181,11 @@ async fn dispatch(
     }
     // The upstream does not see the stream that the target names.
     let stream_url = if components.config.dialects.stream_url { take(&mut parts.uri) } else { None };
-    let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender);
+    let variables = match callers::variables(components, &parts) {
+        Ok(variables) => variables,
+        Err(unusable) => return refusals::refuse_variable(components, &unusable),
+    };
+    let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender, variables);
     // On HTTP/2 a request says nothing about other responses.
     context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
     let refused = if !components.log.has_store() || callers::knows_session(components, &context) {
@@ -354,8 +360,8 @@ async fn by_head(components: &Components, mut context: Box<RequestContext>, body
                 Some(code) => refusals::refuse(components, code),
                 None if body.is_end_stream() => forward::forward_buffered(components, context, Bytes::new()).await,
                 None => {
-                    let RequestContext { parts, connection, .. } = *context;
-                    forward::forward_to_endpoint(components, parts, body, connection.forwarded()).await
+                    let RequestContext { parts, connection, caller, .. } = *context;
+                    forward::forward_to_endpoint(components, parts, body, connection.forwarded(), caller).await
                 }
             }
         }

@@ -6,6 +6,7 @@ use http::request::Parts;
 
 use super::components::Components;
 use crate::body::BoxBody;
+use crate::channel::UnusableHeader;
 use crate::protocol::classify;
 use crate::protocol::error::{Details, ErrorCode, Failure, Side, Subject};
 use crate::protocol::jsonrpc::{self, RequestId};
@@ -32,6 +33,12 @@ pub(super) fn refuse_body(components: &Components, code: ErrorCode, body: &[u8])
 /// would allow it.
 pub(super) fn refuse_access(components: &Components, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
     respond::access_refused(code, &parts.uri, &parts.headers, &components.metrics.errors)
+}
+
+/// Refuses a header that cannot become a variable. The response names it.
+pub(super) fn refuse_variable(components: &Components, unusable: &UnusableHeader) -> Response<BoxBody> {
+    components.metrics.errors.observe_reject(ErrorCode::VariableRefused);
+    respond::refusal_about(ErrorCode::VariableRefused, &unusable.to_string())
 }
 
 /// Refuses a call that did not reach the upstream, with the IDs of its requests.

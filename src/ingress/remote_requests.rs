@@ -98,7 +98,8 @@ fn context_of(components: &Components, message: HttpMessage) -> Option<(Box<Requ
     let facts = RequestFacts::of(&parts.headers);
     let head_bytes = head_bytes(&facts, &parts.uri);
     let sender = misdirected::sender_of(&parts.headers);
-    let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender);
+    let variables = callers::variables(components, &parts).ok()?;
+    let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender, variables);
     context.sender = Sender::Replica { is_marked: sender.is_routed() };
     context.body_bytes = message.body.0.len();
     context.reserve();

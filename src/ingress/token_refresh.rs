@@ -143,7 +143,8 @@ pub(super) async fn proves_subject(
     if let Some(is_genuine) = tokens.probed(&used, clock::now()) {
         return Ok(is_genuine);
     }
-    let probed = components.upstream.probe(&context.parts, context.connection.forwarded(), era).await;
+    let (client, caller) = (context.connection.forwarded(), context.caller.clone());
+    let probed = components.upstream.probe(&context.parts, client, caller, era).await;
     components.metrics.upstream.observe_probe(&probed);
     let is_genuine = match probed {
         ProbeOutcome::Genuine => true,

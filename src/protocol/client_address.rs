@@ -77,6 +77,11 @@ impl Trust {
         Self(networks.into_iter().map(canonical).collect())
     }
 
+    /// Returns true if no peer is trusted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns true if `address` is in one of the networks.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

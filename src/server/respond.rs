@@ -130,7 +130,18 @@ pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &
         warn!(code = code.label(), detail, "a request was refused for its host or origin");
     }
     errors.observe_reject(code);
-    refusal_about(code, &detail)
+    let mut response = refusal_about(code, &detail);
+    response.extensions_mut().insert(AccessRefused);
+    response
+}
+
+/// Marks the refusal of a host or an origin: no page may read it.
+#[derive(Clone, Copy)]
+struct AccessRefused;
+
+/// True if `response` refuses the host or the origin of a request.
+pub fn is_access_refused(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<AccessRefused>().is_some()
 }
 
 /// Returns a response with a JSON body.

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::cluster::BeginError;
-use crate::config::key_file;
+use crate::config::{HeaderError, key_file};
 use crate::ingress::DocumentError;
 use crate::server::listener::BindError;
 use crate::store::{self, disk, redis};
@@ -33,6 +33,9 @@ pub enum Error {
     /// The task that opens the store has panicked.
     #[error("the store could not be opened")]
     Opening,
+    /// The value of a static header cannot be used.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
     /// Streams that an earlier process left open could not be ended.
     #[error("the contents of the store could not be recovered: {0}")]
     Recovery(#[from] store::Error),

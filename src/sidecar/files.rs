@@ -19,6 +19,7 @@ pub fn check_files(config: &Config) -> Vec<Error> {
     if let Some(listener) = &config.listen.tls {
         errors.extend(unusable(listener, || Certificates::load(listener.clone()).map(|_| ()).map_err(Error::Tls)));
     }
+    errors.extend(config.upstream.headers.load().err().into_iter().flatten().map(Error::Header));
     errors.extend(unusable(&config.upstream.tls, || {
         Server::new(config.upstream.clone()).map(|_| ()).map_err(Error::Tls)
     }));

@@ -19,8 +19,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
 use tokio::sync::{mpsc, watch};
-use tracing::info;
+use tracing::{info, warn};
 
 pub use background::connections_beside;
 use background::{Auxiliary, Lifecycle};
@@ -33,7 +34,7 @@ use store_setup::StoreSetup;
 
 use crate::channel::Channels;
 use crate::cluster::Replicas;
-use crate::config::{Config, Mode, PrincipalSource};
+use crate::config::{Config, HeaderError, Mode, PrincipalSource, public_host};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
 use crate::ingress::{self, Components};
 use crate::lifecycle::drain::{Drain, Times};
@@ -89,10 +90,13 @@ impl Server {
 
     async fn assemble(
         listeners: Listeners,
-        config: Config,
+        mut config: Config,
         setup: StoreSetup,
         metrics: Metrics,
     ) -> Result<Self, Error> {
+        load_headers(&mut config)?;
+        warn_of_open_credentials(&config);
+        warn_of_public_server(&config);
         let mut server = McpServer::new(config.upstream.clone())?;
         // Elsewhere the configuration is refused.
         #[cfg(unix)]
@@ -227,7 +231,8 @@ impl Sidecar {
     ///
     /// # Errors
     /// If two metrics have the same name, or the key file cannot be used.
-    pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
+    pub fn new(mut config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
+        load_headers(&mut config)?;
         let server = McpServer::with_dialer(config.upstream.clone(), dialer)?;
         let metrics = Metrics::new()?;
         let name = replica_name(&config, config.listen.address);
@@ -349,8 +354,8 @@ fn compose(
         drain: Arc::new(Drain::new(log.clone(), times, reconnect_elsewhere)),
         log,
         upstream: Arc::new(upstream),
-        principals: Principals::new(config.auth.principal.clone(), principal_key),
-        credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
+        principals: principals(&config, config.auth.principal.clone(), principal_key),
+        credentials: principals(&config, PrincipalSource::Auto, random::bytes()),
         metrics: metrics.ingress.clone(),
         replicas: None,
         instance: u64::from_be_bytes(random::bytes()),
@@ -359,6 +364,50 @@ fn compose(
         has_warned_unprotected: Arc::default(),
         config: Arc::new(config),
     })
+}
+
+/// Returns a resolver of callers, for which headers that become variables are credentials.
+fn principals(config: &Config, source: PrincipalSource, key: [u8; 32]) -> Principals {
+    let variables = config.upstream.command.iter().flat_map(|command| &command.env_from_headers);
+    Principals::new(source, key).with_variables(variables.map(|variable| variable.header.clone()))
+}
+
+/// Reads the values of the static headers that are in variables and files.
+///
+/// # Errors
+/// The first value that cannot be used.
+pub fn load_headers(config: &mut Config) -> Result<(), Error> {
+    let first = |errors: Vec<HeaderError>| errors.into_iter().next();
+    match config.upstream.headers.load().map_err(first) {
+        Ok(headers) => config.upstream.headers = headers,
+        Err(error) => return error.map_or(Ok(()), |error| Err(error.into())),
+    }
+    Ok(())
+}
+
+/// Warns of credentials that each client of another machine uses.
+fn warn_of_open_credentials(config: &Config) {
+    let names = config.open_credentials();
+    if !names.is_empty() {
+        let headers = names.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(", ");
+        warn!(
+            headers,
+            "each client that reaches this listener uses the credentials of upstream.headers: put a proxy in front \
+             that checks callers, and name it in listen.trusted_proxies and auth.principal"
+        );
+    }
+}
+
+/// Warns of a public URL before a server that others may operate.
+fn warn_of_public_server(config: &Config) {
+    let Some(public) = &config.listen.public_url else { return };
+    if let Some(host) = public_host(&config.upstream.url).filter(|_| !config.upstream.is_channel()) {
+        warn!(
+            host,
+            public_url = %public,
+            "tokens for listen.public_url reach a server with a public name: give public_url only for a server of your own"
+        );
+    }
 }
 
 /// Ends the streams that an earlier process left open, before a request can reach them, and joins

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
 use crate::channel::{
-    self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing, ShownStderr,
+    self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing, ShownStderr, Variables,
 };
 use crate::child::{self, Child, Ending, Excerpt, Exit, Launcher};
 use crate::config::{AnswerPings, Command, Config};
@@ -101,11 +101,16 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
 }
 
 impl Open for Stdio {
-    fn open(&self, _: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(
+        &self,
+        _: Option<&Lines>,
+        variables: &Variables,
+        worker: &Handle,
+    ) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (launcher, rules, message_bytes) = (self.launcher.clone(), self.stderr, self.message_bytes);
-        let runtime = worker.clone();
+        let (runtime, variables) = (worker.clone(), variables.clone());
         Box::pin(async move {
-            let child = launcher.start().await.map_err(OpenError::of_program)?;
+            let child = launcher.start(variables.as_slice()).await.map_err(OpenError::of_program)?;
             let Child { stdin, stdout, ending, exit, stderr } = child;
             let (output, input) = move_to(&runtime, stdin, stdout).map_err(OpenError::of_program)?;
             Ok(Link {

@@ -1,5 +1,7 @@
 //! Probes of the tokens of callers, through all layers of the upstream.
 
+use std::sync::Arc;
+
 use http::header::ACCEPT;
 use http::request::Parts;
 
@@ -8,12 +10,19 @@ use super::server::request::Template;
 use super::server::synthetic::{self, discover_request};
 use super::stack::Upstream;
 use super::token_probe::{ProbeOutcome, compare_tokens, outside_sessions};
+use crate::channel::Caller;
 use crate::protocol::headers::{Era, ProtocolVersion};
 
 impl Upstream {
-    /// Probes the token of the request `parts`, which must be a JWT.
-    pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> ProbeOutcome {
-        compare_tokens(self, probe_request(self, parts, client, era), None).await
+    /// Probes the token of the request `parts` of this caller, which must be a JWT.
+    pub async fn probe(
+        &self,
+        parts: &Parts,
+        client: &Forwarded,
+        caller: Option<Arc<Caller>>,
+        era: Era,
+    ) -> ProbeOutcome {
+        compare_tokens(self, probe_request(self, parts, client, era).for_caller(caller), None).await
     }
 
     /// Probes the JWT of a request that the upstream refused with its session. A further refusal of

@@ -26,6 +26,7 @@ use super::server::sent::Sent;
 use super::session_names::{OwnName, SessionNames};
 use super::session_refusals::Revivals;
 use crate::body::whole;
+use crate::channel::Caller;
 use crate::config;
 use crate::event_log::Handshakes;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -186,6 +187,18 @@ impl Upstream {
         self.server().has_channels()
     }
 
+    /// Returns true if the proxy answers for a server that is not on Streamable HTTP, at the
+    /// endpoint or elsewhere. The other paths of a server that was recognised are its own.
+    pub fn answers_for_server(&self, is_at_endpoint: bool) -> bool {
+        self.has_channels() && (is_at_endpoint || self.server().forwards_to_channels())
+    }
+
+    /// Returns true if the CORS headers of a response to `origin` are known before the server's
+    /// head. Those for a server that is not on Streamable HTTP are the proxy's own.
+    pub fn knows_cors(&self, origin: Option<&HeaderValue>) -> bool {
+        self.has_channels() || self.observed().cors(origin).is_some()
+    }
+
     /// Returns how long a full stream pauses the server: `configured`, or no time on a channel,
     /// which other streams share.
     pub fn full_wait(&self, configured: Duration) -> Duration {
@@ -275,8 +288,14 @@ impl Upstream {
         self.exchange(template, None).await.map_err(|unanswered| unanswered.failure)
     }
 
-    /// Sends a request for any path with its body, and waits for the response head.
-    pub async fn forward(&self, request: Request<Body>, client: &Forwarded) -> Result<Response<ResponseBody>, Failure> {
+    /// Sends a request for any path with its body, and waits for the response head. `caller` is the
+    /// party that a server on a channel is started for.
+    pub async fn forward(
+        &self,
+        request: Request<Body>,
+        client: &Forwarded,
+        caller: Option<Arc<Caller>>,
+    ) -> Result<Response<ResponseBody>, Failure> {
         let server = self.server();
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let is_for_channel = server.forwards_to_channels();
@@ -286,7 +305,7 @@ impl Upstream {
         let names = if is_endpoint { Some(self.names()) } else { None };
         let lines = self.address(headers::end_to_end(request.headers()), client_host, client, names);
         // Boxed: its callers would carry the size of this future.
-        let mut response = Box::pin(server.forward(request, lines, &path)).await?;
+        let mut response = Box::pin(server.forward(request, lines, &path, caller)).await?;
         if let Some(names) = names {
             names.wrap(response.headers_mut(), false);
         }
@@ -322,7 +341,7 @@ impl Upstream {
             (parts.headers, parts.uri) = (request.headers.clone(), place.parse().unwrap_or_default());
             plain_document(&mut parts.headers);
             let body = Body::Passthrough(whole(Bytes::new()));
-            let response = self.forward(Request::from_parts(parts, body), client).await?;
+            let response = self.forward(Request::from_parts(parts, body), client, None).await?;
             let (response, is_metadata) = resource.rename(http, response).await;
             if is_metadata {
                 return Ok(response);

@@ -19,8 +19,12 @@ mod by_get;
 mod cancel;
 mod check;
 mod client_responses;
+#[cfg(target_os = "linux")]
+mod client_variables;
 mod closing;
 mod commit;
+#[cfg(target_os = "linux")]
+mod cors;
 mod cut;
 mod dialects;
 mod drain;
@@ -69,6 +73,7 @@ mod sse_recognition;
 mod sse_upstream;
 mod standalone;
 mod starvation;
+mod static_headers;
 #[cfg(target_os = "linux")]
 mod stdio;
 #[cfg(target_os = "linux")]

@@ -205,3 +205,22 @@ async fn no_other_refusal_begins_a_search() {
     assert_eq!(pending.response().await.status, 404);
     assert!(server.upstream.is_quiet());
 }
+
+/// At its other paths such a server permits its own pages.
+#[tokio::test]
+async fn the_proxy_permits_pages_at_the_endpoint_of_a_recognised_server() {
+    let mut server = Server::start().await;
+    let (_events, session) = server.recognise(405).await;
+    let page = "http://localhost:6274";
+    let preflight =
+        |target| Request::new("OPTIONS", target).with("Origin", page).with("Access-Control-Request-Method", "POST");
+    let unknown = Session::opened_elsewhere(V2025_11, "unknown", None);
+    for (request, status) in [(preflight("/mcp"), 204), (unknown.post(call(1)).with("Origin", page), 404)] {
+        let response = request.send(server.proxy.addr).await;
+        assert_eq!((response.status, response.header("access-control-allow-origin")), (status, Some(page)));
+    }
+    let pending = preflight("/messages").start(server.proxy.addr).await;
+    server.upstream.next().await.status_with(204, "access-control-allow-origin: *\r\n").await;
+    assert_eq!(pending.response().await.header("access-control-allow-origin"), Some("*"));
+    drop(session);
+}

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::pipe::{PipeReader, PipeWriter};
 use super::{
     Body, Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Response,
-    Settings, Sharing, StartKind,
+    Settings, Sharing, StartKind, Variables,
 };
 use crate::event_log::{Principal, QuotaKey};
 use crate::protocol::headers;
@@ -48,7 +48,12 @@ struct Server {
 struct Process(Arc<watch::Sender<bool>>);
 
 impl Open for Opener {
-    fn open(&self, _: Option<&headers::Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(
+        &self,
+        _: Option<&headers::Lines>,
+        _: &Variables,
+        worker: &Handle,
+    ) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(ours);
         let ended = Arc::new(watch::channel(false).0);

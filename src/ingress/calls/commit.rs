@@ -28,10 +28,9 @@ pub(super) fn may_commit(request: &CallRequest) -> bool {
 /// True if an interim result may begin the response before the upstream does. It must not
 /// replace a 401, or CORS headers of the server.
 pub(super) fn may_begin(components: &Components, CallRequest { context, .. }: &CallRequest) -> bool {
-    let observed = components.upstream.observed();
     !context.facts.has(Present::Proof)
-        && observed.has_accepted(&context.credentials, clock::now())
-        && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
+        && components.upstream.observed().has_accepted(&context.credentials, clock::now())
+        && components.upstream.knows_cors(context.parts.headers.get(ORIGIN))
 }
 
 /// Polls for the head of a response that may be a stream. A response that was taken over before it

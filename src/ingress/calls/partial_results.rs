@@ -81,8 +81,8 @@ pub(super) async fn observe_tool(
         && call.has_tool_call()
         && !components.upstream.observed().has_listed(tool)
     {
-        let client = context.connection.forwarded();
-        Box::pin(components.upstream.find_tool(&context.parts, client, tokens, tool)).await;
+        let request = (&context.parts, context.connection.forwarded());
+        Box::pin(components.upstream.find_tool(request, context.caller.as_ref(), tokens, tool)).await;
     }
 }
 

@@ -138,11 +138,15 @@ pub enum ErrorCode {
     /// The server requested more input than a task may have: too many rounds, or too much in one
     /// round.
     TooMuchInput,
+    /// A header that becomes a variable of a server on stdio has a value that cannot be used.
+    VariableRefused,
+    /// The session was begun with other values of the headers that become variables.
+    OtherVariables,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 47] = [
+    pub const ALL: [ErrorCode; 49] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -190,14 +194,20 @@ impl ErrorCode {
         ErrorCode::SessionUnknown,
         ErrorCode::IdInUse,
         ErrorCode::TooMuchInput,
+        ErrorCode::VariableRefused,
+        ErrorCode::OtherVariables,
     ];
 
     /// The status of a reply whose head is not written yet.
     pub const fn http_status(self) -> u16 {
         match self {
-            ErrorCode::NotJson | ErrorCode::BadRequest | ErrorCode::NotInBatch | ErrorCode::IdInUse => 400,
+            ErrorCode::NotJson
+            | ErrorCode::BadRequest
+            | ErrorCode::NotInBatch
+            | ErrorCode::IdInUse
+            | ErrorCode::VariableRefused => 400,
             ErrorCode::StreamLost | ErrorCode::TokenRefused => 200,
-            ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
+            ErrorCode::HostRefused | ErrorCode::OriginRefused | ErrorCode::OtherVariables => 403,
             ErrorCode::SessionElsewhere | ErrorCode::SessionUnknown => 404,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooSlow => 408,
@@ -285,7 +295,9 @@ impl ErrorCode {
             | ErrorCode::UpgradeRefused
             | ErrorCode::HostRefused
             | ErrorCode::OriginRefused
-            | ErrorCode::IdInUse => code::INVALID_REQUEST,
+            | ErrorCode::IdInUse
+            | ErrorCode::VariableRefused
+            | ErrorCode::OtherVariables => code::INVALID_REQUEST,
         }
     }
 
@@ -343,6 +355,8 @@ impl ErrorCode {
             ErrorCode::SessionUnknown => "session not found",
             ErrorCode::IdInUse => "a request with this ID runs already",
             ErrorCode::TooMuchInput => "the MCP server asked for too much input",
+            ErrorCode::VariableRefused => "a header cannot become a variable of the MCP server",
+            ErrorCode::OtherVariables => "the session was begun with another value of a header that is a credential",
         }
     }
 
@@ -395,7 +409,9 @@ impl ErrorCode {
             | ErrorCode::OriginRefused
             | ErrorCode::TooManyRequests
             | ErrorCode::SessionUnknown
-            | ErrorCode::IdInUse => Side::Client,
+            | ErrorCode::IdInUse
+            | ErrorCode::VariableRefused
+            | ErrorCode::OtherVariables => Side::Client,
         }
     }
 
@@ -449,6 +465,8 @@ impl ErrorCode {
             ErrorCode::SessionUnknown => "session_unknown",
             ErrorCode::IdInUse => "id_in_use",
             ErrorCode::TooMuchInput => "too_much_input",
+            ErrorCode::VariableRefused => "variable_refused",
+            ErrorCode::OtherVariables => "other_variables",
         }
     }
 }

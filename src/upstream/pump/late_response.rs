@@ -30,7 +30,7 @@ impl Pump {
         let (observed, template) = (self.upstream.observed(), &self.call.template);
         let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
         observed.is_trusted(&self.call.credentials, kind, now, clock::wall())
-            && observed.cors(template.origin()).is_some()
+            && self.upstream.knows_cors(template.origin())
             && match self.source() {
                 Some(source) => !self.upstream.late_responses().has(&source, now),
                 // A standalone stream.

@@ -85,7 +85,7 @@ impl Pump {
             .with_machine(|machine| machine.lifecycle().phase() == Phase::Open && !machine.lifecycle().is_committed());
         let is_accepted = has_head
             || (observed.has_accepted(&self.call.credentials, clock::now())
-                && observed.cors(self.call.template.origin()).is_some());
+                && self.upstream.knows_cors(self.call.template.origin()));
         match observed.discovery(clock::now()) {
             Some(discovery) if is_accepted => !discovery.has_tasks,
             Some(discovery) if discovery.has_tasks => false,

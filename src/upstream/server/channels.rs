@@ -12,17 +12,18 @@ use http_body_util::BodyExt;
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
 use super::sent::Sent;
-use crate::channel::{self, Channels};
+use crate::channel::{self, Caller, Channels};
 use crate::protocol::headers::{self, Lines};
 
 /// Size limit of the body of a forwarded request to a server on channels.
 const MAX_FORWARDED: usize = 4 * 1024 * 1024;
 
-/// Sends a request for any path. A server on channels has only the endpoint.
+/// Sends a request of a caller for any path, with these headers. A server on channels has only the
+/// endpoint.
 pub(super) async fn forward_by_channel(
     channels: &Arc<Channels>,
     request: Request<Body>,
-    lines: Lines,
+    (lines, caller): (Lines, Option<Arc<Caller>>),
     is_endpoint: bool,
 ) -> Response<ResponseBody> {
     let empty = |status| channel::empty(status).map(ResponseBody::from);
@@ -36,7 +37,7 @@ pub(super) async fn forward_by_channel(
         Ok(_) => return empty(StatusCode::NOT_FOUND),
         Err(_) => return empty(StatusCode::BAD_REQUEST),
     };
-    let template = Template::new(&parts, parts.headers.get(ORIGIN), lines, body);
+    let template = Template::new(&parts, parts.headers.get(ORIGIN), lines, body).for_caller(caller);
     exchange_by_channel(channels, &template, None).await
 }
 

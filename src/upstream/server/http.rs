@@ -6,7 +6,7 @@ use std::error::Error;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
 use super::client::{self, Clients};
 use super::connect::{Connector, Dial, TooMany, Transport};
@@ -42,6 +42,8 @@ pub(in crate::upstream) struct HttpServer {
     cookies: Option<Arc<SessionCookies>>,
     /// The server under the URL that clients type, or `None` without one.
     resource: Option<Arc<ProtectedResource>>,
+    /// Headers of each request to the endpoint, in place of the client's. `None` if there are none.
+    headers: Option<Arc<[(HeaderName, HeaderValue)]>>,
 }
 
 impl HttpServer {
@@ -76,7 +78,10 @@ impl HttpServer {
             (false, false) => client::Version::Http1,
         };
         let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
-        let mut server = Self { clients, connector, config, endpoint: None, observed, cookies, resource: None };
+        let headers: Arc<[_]> = config.headers.values().map(|(name, value)| (name.clone(), value.clone())).collect();
+        let headers = if headers.is_empty() { None } else { Some(headers) };
+        let mut server =
+            Self { clients, connector, config, endpoint: None, observed, cookies, resource: None, headers };
         server.endpoint = server.uri(&server.endpoint_target(None)).ok();
         server
     }
@@ -156,9 +161,13 @@ impl HttpServer {
         Ok(response)
     }
 
-    /// As [`Exchange::exchange_in_box`], for a place other than the endpoint. Follows 307 and 308
-    /// within the origin, with the body, and those that add or remove a slash.
+    /// As [`Exchange::exchange_in_box`], for another place of the endpoint: that of the messages to
+    /// a server on HTTP+SSE. Follows 307 and 308 within the origin, with the body, and those that
+    /// add or remove a slash.
     pub(super) async fn exchange_at(&self, template: &Template, target: &Uri, sent: Option<&Sent>) -> ExchangedInBox {
+        // Boxed, because few servers get further headers.
+        let with_headers = self.headers.as_ref().map(|headers| Box::new(template.with_headers(headers)));
+        let template = with_headers.as_deref().unwrap_or(template);
         let mut redirected: Option<Box<Uri>> = None;
         for _ in 0..=MAX_REDIRECTS {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
@@ -182,6 +191,13 @@ impl HttpServer {
         mut request: Request<Body>,
         path: &str,
     ) -> Result<Response<ResponseBody>, Failure> {
+        if let Some(headers) = &self.headers
+            && self.config.url.is_endpoint(request.uri().path())
+        {
+            for (name, value) in &**headers {
+                request.headers_mut().insert(name, value.clone());
+            }
+        }
         *request.uri_mut() = self.uri(path)?;
         let resource = self.resource.as_ref().filter(|_| self.config.url.is_endpoint(request.uri().path()));
         *request.version_mut() = Version::HTTP_11;

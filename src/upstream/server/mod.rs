@@ -43,7 +43,7 @@ use self::request::{Body, Template};
 use self::response_body::ResponseBody;
 use self::sent::Sent;
 pub use self::sse_server::SseServer;
-use crate::channel::Channels;
+use crate::channel::{Caller, Channels};
 use crate::config::{self, PublicUrl};
 use crate::otel::Span;
 use crate::protocol::error::Failure;
@@ -203,17 +203,18 @@ impl Server {
     }
 
     /// Sends a request for `path`, whose headers are `lines`, with its body, and waits for the
-    /// response head.
+    /// response head. `caller` is the party that a server on a channel is started for.
     pub(super) async fn forward(
         &self,
         mut request: Request<Body>,
         lines: Lines,
         path: &str,
+        caller: Option<Arc<Caller>>,
     ) -> Result<Response<ResponseBody>, Failure> {
         match self.channels.get() {
             Some(channels) if self.recognition.is_none() => {
                 let is_endpoint = self.http.config.url.is_endpoint(request.uri().path());
-                Ok(Box::pin(forward_by_channel(channels, request, lines, is_endpoint)).await)
+                Ok(Box::pin(forward_by_channel(channels, request, (lines, caller), is_endpoint)).await)
             }
             Some(_) | None => {
                 *request.headers_mut() = lines.to_map();

@@ -197,6 +197,15 @@ impl Template {
         self
     }
 
+    /// Returns the request with these headers in place of its own of the same names.
+    pub(in crate::upstream) fn with_headers(&self, added: &[(HeaderName, HeaderValue)]) -> Self {
+        let mut headers = self.lines.to_map();
+        for (name, value) in added {
+            headers.insert(name, value.clone());
+        }
+        Self { lines: Lines::from(&headers), ..self.clone() }
+    }
+
     /// Returns the request under the session's current name, or `None` if it has that name already.
     pub fn renamed_since(&self, handshake: &Handshake) -> Option<Self> {
         let name = handshake.name();

@@ -33,7 +33,9 @@ use super::http::HttpServer;
 use super::request::Template;
 use super::response_body::ResponseBody;
 use super::sse_reader::SseReader;
-use crate::channel::{self, Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
+use crate::channel::{
+    self, Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, Variables, WriteError,
+};
 use crate::clock;
 use crate::config;
 use crate::protocol::channel::line::Line;
@@ -73,7 +75,7 @@ impl SseServer {
 }
 
 impl Open for SseServer {
-    fn open(&self, head: Option<&Lines>, _: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, head: Option<&Lines>, _: &Variables, _: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (http, headers, message_bytes) = (self.http.clone(), own_headers(head), self.message_bytes);
         Box::pin(async move { open(http, headers, message_bytes).await })
     }

@@ -97,6 +97,11 @@ impl StdioServer {
         within("a line", self.lines.next_line()).await.expect("text").expect("no end of input")
     }
 
+    /// The next line of the proxy, or `None` at the end of its input, however long it takes.
+    pub(crate) async fn next_line(&mut self) -> std::io::Result<Option<String>> {
+        self.lines.next_line().await
+    }
+
     pub(crate) async fn message(&mut self) -> Value {
         serde_json::from_str(&self.line().await).expect("JSON")
     }

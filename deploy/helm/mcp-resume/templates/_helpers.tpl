@@ -62,7 +62,10 @@ app.kubernetes.io/part-of: mcp-resume
 {{- define "mcp-resume.settings" -}}
 {{- range $section, $keys := . }}
 {{- range $key, $value := $keys }}
-{{- if kindIs "map" $value }}
+{{- if eq (printf "%s.%s" $section $key) "upstream.headers" }}
+- name: MCP_RESUME_UPSTREAM__HEADERS
+  value: {{ toJson $value | quote }}
+{{- else if kindIs "map" $value }}
 {{- range $inner, $innerValue := $value }}
 - name: {{ printf "MCP_RESUME_%s__%s__%s" $section $key $inner | upper }}
   value: {{ include "mcp-resume.text" $innerValue | quote }}

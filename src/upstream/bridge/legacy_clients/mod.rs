@@ -25,9 +25,11 @@ pub(super) use self::clients::LegacyClients;
 use self::request::ClientRequest;
 use self::session::{ClientResponse, Session};
 use super::responses::{empty, error, event_stream, json_response, unknown_session};
+use crate::channel::{self, Caller};
 use crate::clock;
 use crate::protocol::bridge::LogLevel;
 use crate::protocol::bridge::legacy_clients as bridge;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::upstream::server::Server;
@@ -49,6 +51,9 @@ impl LegacyClients {
 
     /// Handles a request in a session of the bridge.
     pub(super) async fn send(self: &Arc<Self>, server: &Server, template: &Template, sent: Option<&Sent>) -> Exchanged {
+        if self.is_of_other_variables(template) {
+            return Ok(other_variables(template));
+        }
         let Some(session) = self.session_of(server, template).await else { return Ok(unknown_session()) };
         match *template.method() {
             Method::GET => return Ok(self.stream(&session, template)),
@@ -64,6 +69,12 @@ impl LegacyClients {
             Err(_) => error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, "Invalid request"),
         };
         Ok(response)
+    }
+
+    /// Returns true if a request names a session whose processes have other variables.
+    fn is_of_other_variables(&self, template: &Template) -> bool {
+        let session = template.session_name().and_then(|name| self.sessions.find(name));
+        session.is_some_and(|session| !Caller::have_same_variables(session.caller(), template.caller()))
     }
 
     /// Returns the session that a request names, if it belongs to its caller. A refreshed token is
@@ -199,6 +210,14 @@ impl LegacyClients {
         }
         result(id)
     }
+}
+
+/// Returns the refusal of a request in a session whose processes have other variables.
+fn other_variables(template: &Template) -> Response<ResponseBody> {
+    let body = jsonrpc::peek(template.body()).ok();
+    let messages = body.as_ref().map(jsonrpc::Body::messages).unwrap_or_default();
+    let ids: Vec<RequestId> = messages.iter().filter_map(channel::request_id).cloned().collect();
+    channel::refusal_about(ErrorCode::OtherVariables, "", &ids).map(ResponseBody::from)
 }
 
 /// Returns the client response in a request.

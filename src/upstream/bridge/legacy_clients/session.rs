@@ -147,6 +147,11 @@ impl sessions::Session for Session {
 }
 
 impl Session {
+    /// Returns the caller that owns the session, or `None` for a caller without credentials.
+    pub(super) fn caller(&self) -> Option<&Arc<Caller>> {
+        self.caller.as_ref()
+    }
+
     /// Returns true if the caller owns the session. The session's name alone identifies callers
     /// without credentials.
     pub(super) fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
