@@ -44,7 +44,11 @@ pub fn era_of(response: Option<&[u8]>) -> Era {
         Some(_) | None => return Era::Legacy,
     };
     let listed = jsonrpc::member(response, path).and_then(|list| serde_json::from_str::<Vec<String>>(list).ok());
-    let is_modern = |text: &String| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
+    // A date before that of the era is a draft of an older revision: TypeScript's SDK lists one.
+    let is_older = |version: &ProtocolVersion| version.is_at_least("") && !version.is_at_least(REVISION);
+    let is_modern = |text: &String| {
+        ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern && !is_older(&version))
+    };
     match listed {
         Some(listed) if !listed.iter().any(is_modern) => Era::Legacy,
         Some(_) | None => Era::Modern,
@@ -61,6 +65,9 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"]}}"#, Era::Modern),
             (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Era::Modern),
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2025-11-25"]}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2025-11-25","2024-10-07"]}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2024-10-07","2026-07-28"]}}"#, Era::Modern),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2024-10-07","draft"]}}"#, Era::Modern),
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"]},"error":null}"#, Era::Modern),
             (
                 r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"","data":{"supported":["2027-01-01"]}}}"#,

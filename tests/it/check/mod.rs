@@ -219,6 +219,23 @@ async fn a_server_that_speaks_the_modern_era_alone_is_known_by_its_discovery() {
 }
 
 #[tokio::test]
+async fn a_discovery_of_older_revisions_is_no_promise_of_the_modern_era() {
+    let listing = async |_: &mut Memory, call: Call| {
+        if call.rpc_method() != "server/discover" {
+            return plain(call, SESSION).await;
+        }
+        // The last is a draft of an older revision.
+        let found = json!({"supportedVersions": [V2025_11, "2024-11-05", "2024-10-07"], "capabilities": {}});
+        let id = id_of(&call);
+        call.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
+    };
+    let (report, memory) = probed(options(), listing).await;
+    assert_eq!(memory.count("server/discover"), 1);
+    assert!(report.facts.legacy.is_some() && report.facts.modern.is_none(), "{:?}", report.facts);
+    assert!(report.adds.iter().all(|line| !line.starts_with("at 2026-07-28")), "{:?}", report.adds);
+}
+
+#[tokio::test]
 async fn a_query_reaches_the_server_and_is_shown_nowhere() {
     let mut upstream = Upstream::start().await;
     let mut config = Config::for_upstream(&format!("{}?key=hunter2", upstream.url())).expect("a usable URL");
