@@ -28,6 +28,7 @@ check() {
     want "Python's venv with pip" python3-venv python3 -c 'import ensurepip, venv'
     want "cmake, which the balancer is built with" cmake cmake --version
     want "nginx" nginx-light nginx -v
+    want "haproxy" haproxy haproxy -v
     want "redis-server 6.2 or later" redis-server redis-server --version
     want "ip, for network namespaces" iproute2 ip -V
     want "openssl" openssl openssl version

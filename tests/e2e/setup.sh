@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs the pinned SDKs of the end-to-end suite from npm, PyPI and crates.io, in separate environments if they conflict. Does nothing
-# if all are there already. Needs Node 20, Python 3.11, Rust, Redis.
+# if all are there already. Needs Node 20, Python 3.11, Rust, Redis, nginx, haproxy, openssl.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+# Debian has servers where a user's PATH does not lead.
+PATH=$PATH:/usr/sbin
 
 die() {
     echo "tests/e2e/setup.sh: $*" >&2
@@ -17,6 +19,9 @@ need node "Node 20 or later"
 need npm "npm, which comes with Node"
 need cargo "a Rust toolchain"
 need redis-server "Redis 6.2 or later (Debian: redis-server)"
+need nginx "nginx (Debian: nginx-light)"
+need haproxy "haproxy"
+need openssl "openssl"
 
 node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' ||
     die "Node $(node --version) is too old; the suite needs Node 20 or later"

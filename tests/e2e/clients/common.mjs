@@ -15,7 +15,8 @@ const { values } = parseArgs({
         'deadline-ms': { type: 'string' },
         'total-ms': { type: 'string' },
         name: { type: 'string' },
-        then: { type: 'string', default: 'false' }
+        then: { type: 'string', default: 'false' },
+        login: { type: 'string', default: 'false' }
     }
 });
 
@@ -28,7 +29,8 @@ export const flags = {
     linger: Number(values['linger-ms']),
     resumeTokens: values['resume-tokens'] === 'true',
     name: values.name,
-    then: values.then === 'true'
+    then: values.then === 'true',
+    login: values.login === 'true'
 };
 
 /** Options of the SDK for a call: with --deadline-ms it gives up after so long without progress. */

@@ -16,6 +16,7 @@ parser.add_argument("--linger-ms", type=int, default=200)
 parser.add_argument("--resume-tokens", choices=["true", "false"], default="false")
 parser.add_argument("--deadline-ms", type=int)
 parser.add_argument("--then", choices=["true", "false"], default="false")
+parser.add_argument("--login", choices=["true", "false"], default="false")
 flags = parser.parse_args()
 # The SDK's own limit for each call, in seconds, or `None`.
 deadline = flags.deadline_ms and flags.deadline_ms / 1000

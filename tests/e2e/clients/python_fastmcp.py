@@ -13,7 +13,10 @@ from common import (
     say_result,
 )
 from fastmcp import Client
+from fastmcp.client.auth import OAuth
 from fastmcp.client.elicitation import ElicitResult
+from login import Browser
+from mcp.client.auth import AuthorizationCodeResult
 
 
 async def sample(messages, params, context):
@@ -40,9 +43,22 @@ async def receive(message):
         say_change(message)
 
 
+class Login(OAuth):
+    """The SDK's own, with the suite's browser in place of the user's."""
+
+    browser = Browser(lambda answer: AuthorizationCodeResult(**answer))
+
+    async def redirect_handler(self, url):
+        await self.browser.redirect(url)
+
+    async def callback_handler(self):
+        return await self.browser.callback()
+
+
 async def session():
     client = Client(
         flags.url,
+        auth=Login() if flags.login == "true" else None,
         mode="legacy" if flags.mode == "legacy" else "auto",
         sampling_handler=sample,
         elicitation_handler=elicit,

@@ -16,8 +16,12 @@ from common import (
     say_connected,
     say_result,
 )
+from login import CALLBACK, Browser, Storage
 from mcp import ClientSession
+from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.auth import OAuthClientMetadata
 from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, ServerNotification, TextContent
 
 
@@ -45,9 +49,17 @@ async def receive(message):
         say_change(message.root)
 
 
+def login():
+    """The SDK's provider, which signs in where the server asks for it."""
+    browser = Browser(lambda answer: (answer["code"], answer["state"]))
+    metadata = OAuthClientMetadata(client_name="e2e", redirect_uris=[CALLBACK], token_endpoint_auth_method="none")
+    return OAuthClientProvider(flags.url, metadata, Storage(), browser.redirect, browser.callback)
+
+
 async def session():
     async with (
-        streamable_http_client(flags.url) as (reader, writer, _),
+        create_mcp_http_client(auth=login() if flags.login == "true" else None) as http,
+        streamable_http_client(flags.url, http_client=http) as (reader, writer, _),
         ClientSession(
             reader,
             writer,

@@ -14,7 +14,12 @@ from common import (
     say_connected,
     say_result,
 )
+from login import CALLBACK, Browser, Storage
 from mcp import Client
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.auth import OAuthClientMetadata
 from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
 
 
@@ -63,9 +68,19 @@ async def listen(client):
     subscriptions.append(following)
 
 
+def server():
+    """What the client connects to: the URL, with the SDK's provider for a server that asks for a sign-in."""
+    if flags.login == "false":
+        return flags.url
+    browser = Browser(lambda answer: AuthorizationCodeResult(**answer))
+    metadata = OAuthClientMetadata(client_name="e2e", redirect_uris=[CALLBACK], token_endpoint_auth_method="none")
+    provider = OAuthClientProvider(flags.url, metadata, Storage(), browser.redirect, browser.callback)
+    return streamable_http_client(flags.url, http_client=create_mcp_http_client(auth=provider))
+
+
 async def session():
     async with Client(
-        flags.url,
+        server(),
         mode="legacy" if flags.mode == "legacy" else "auto",
         sampling_callback=sample,
         elicitation_callback=elicit,

@@ -13,6 +13,7 @@ import {
     ToolListChangedNotificationSchema
 } from '@modelcontextprotocol/sdk/types.js';
 import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
+import { Login } from './login.mjs';
 
 const client = new Client(
     { name: flags.name ?? 'e2e-typescript-v1', version: '1.0.0' },
@@ -33,13 +34,19 @@ for (const schema of [
     client.setNotificationHandler(schema, sayChange);
 }
 
-const transport = new StreamableHTTPClientTransport(flags.url);
+const authProvider = flags.login ? new Login() : undefined;
+let transport;
+/** Makes a request, also one that needs a sign-in first. */
+const request = attempt => authProvider?.around(attempt, answer => transport.finishAuth(answer.get('code'))) ?? attempt();
 await main(
     async () => {
-        await client.connect(transport);
+        await request(() => {
+            transport = new StreamableHTTPClientTransport(flags.url, { authProvider });
+            return client.connect(transport);
+        });
         return transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, undefined, { ...deadline, onprogress }),
+    (params, onprogress) => request(() => client.callTool(params, undefined, { ...deadline, onprogress })),
     {
         level: level => client.setLoggingLevel(level),
         subscribe: uri => client.subscribeResource({ uri }),

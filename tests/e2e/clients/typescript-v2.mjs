@@ -2,6 +2,7 @@
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
+import { Login } from './login.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
 const modes = { modern: { pin: '2026-07-28' }, auto: 'auto' };
@@ -16,13 +17,19 @@ for (const method of ['prompts/list_changed', 'resources/list_changed', 'resourc
     client.setNotificationHandler(`notifications/${method}`, sayChange);
 }
 
-const transport = new StreamableHTTPClientTransport(flags.url);
+const authProvider = flags.login ? new Login() : undefined;
+let transport;
+/** Makes a request, also one that needs a sign-in first. */
+const request = attempt => authProvider?.around(attempt, answer => transport.finishAuth(answer)) ?? attempt();
 await main(
     async () => {
-        await client.connect(transport);
+        await request(() => {
+            transport = new StreamableHTTPClientTransport(flags.url, { authProvider });
+            return client.connect(transport);
+        });
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, { ...deadline, onprogress }),
+    (params, onprogress) => request(() => client.callTool(params, { ...deadline, onprogress })),
     {
         level: level => client.setLoggingLevel(level),
         subscribe: uri => client.subscribeResource({ uri }),

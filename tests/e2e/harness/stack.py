@@ -151,6 +151,7 @@ SESSION_SERVERS = {
     "typescript-v2-sessions": ServerKind(("node", "servers/typescript-v2.mjs"), env=(("SESSIONS", "1"),)),
     "typescript-v1-single": ServerKind(TYPESCRIPT_V1, env=(("SINGLE", "1"),)),
     "typescript-v1-post-alone": ServerKind(TYPESCRIPT_V1, env=(("POST_ALONE", "1"),)),
+    "typescript-v1-mastra": ServerKind(TYPESCRIPT_V1, env=(("MASTRA", "1"),)),
     "python-mcp1-22": ServerKind((python("mcp1-22"), "servers/python_mcp1.py")),
     "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"),), (LEGACY, MODERN)),
     "supergateway-3": EverythingKind(supergateway("supergateway-3")),
@@ -542,13 +543,15 @@ class Transcript:
 class Client:
     """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript.
 
-    `then`: the client makes further calls in the same session, those of `begin`, until `finish`; `flags`: further flags of the client.
+    `then`: the client makes further calls in the same session, those of `begin`, until `finish`; `flags`: further flags of the client;
+    `env`: further variables of its process.
     """
 
     def __init__(
-        self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False, then=False, flags=()
+        self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False, then=False, flags=(), env=None
     ):
         self._name = name
+        self._env = env
         self._then = then
         self.transcript = Transcript()
         self._arguments = [
@@ -565,13 +568,15 @@ class Client:
         self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
 
     async def __aenter__(self):
-        if self._name in PRELOADED:
+        # A preloaded client has the variables of the process that imported its SDK.
+        if self._name in PRELOADED and self._env is None:
             self._process = await preloaded.start(PRELOADED[self._name], self._arguments, self._then)
         else:
             self._process = await asyncio.create_subprocess_exec(
                 *client_kind(self._name).command,
                 *self._arguments,
                 cwd=ROOT,
+                env=os.environ | (self._env or {}),
                 stdin=asyncio.subprocess.PIPE if self._then else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

@@ -11,7 +11,8 @@ export const IS_STDIO = process.argv[2] === 'stdio';
 
 const runs = new Map();
 
-function counted(key) {
+/** The runs of `key`. */
+export function counted(key) {
     if (!runs.has(key)) runs.set(key, { started: 0, finished: 0, cancelled: 0 });
     return runs.get(key);
 }

@@ -8,6 +8,7 @@
 // revisions.
 #![allow(deprecated)]
 
+mod login;
 mod tasks;
 
 use std::{collections::HashMap, error::Error, time::Duration};
@@ -22,7 +23,9 @@ use rmcp::{
         SubscribeRequestParams, SubscriptionFilter, TASKS_EXTENSION_ID,
     },
     service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService},
-    transport::StreamableHttpClientTransport,
+    transport::{
+        StreamableHttpClientTransport, auth::AuthClient, streamable_http_client::StreamableHttpClientTransportConfig,
+    },
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -163,9 +166,15 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
         Some("auto") => ClientLifecycleMode::Auto { preferred_versions, legacy_version: None },
         _ => ClientLifecycleMode::Initialize,
     };
-    let transport = StreamableHttpClientTransport::from_uri(url);
     let witness = Witness { tasks: flags.get("tasks").is_some_and(|tasks| tasks == "true") };
-    let client = witness.serve_with_lifecycle(transport, lifecycle).await?;
+    let client = if flags.get("login").is_some_and(|login| login == "true") {
+        let signed_in = AuthClient::new(reqwest::Client::new(), login::sign_in(url).await?);
+        let endpoint = StreamableHttpClientTransportConfig::with_uri(url);
+        let transport = StreamableHttpClientTransport::with_client(signed_in, endpoint);
+        witness.serve_with_lifecycle(transport, lifecycle).await?
+    } else {
+        witness.serve_with_lifecycle(StreamableHttpClientTransport::from_uri(url), lifecycle).await?
+    };
     let protocol = client.peer_info().map(|info| info.protocol_version.to_string());
     say(&json!({"event": "connected", "protocol": protocol}));
 
