@@ -9,7 +9,7 @@ from harness.checks import assert_runs
 from harness.probes import SDKS, Probing
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
-from harness.stack import AUTO, LEGACY, MODERN, TASK_CLIENTS, Client, eventually, run_client
+from harness.stack import AUTO, LEGACY, MODERN, PROTOCOL, TASK_CLIENTS, Client, eventually, run_client
 from harness.tasks import handles
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +201,22 @@ async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, se
 
     recorded = [await record(setting, start, servers, server, key, call) for setting in ("auto", "never")]
     assert recorded[0] == recorded[1]
+
+
+@pytest.mark.parametrize("client, mode", PROBING)
+async def test_a_server_that_lists_older_revisions_alone_is_as_without_the_proxy(client, mode, start, key):
+    """As servers in Go answer `server/discover`. Clients choose one of the list; rmcp ends, since it asked for none of them."""
+    server = await asyncio.to_thread(start, stack.start_server, "typescript-v1", DISCOVER="1")
+    proxy = await asyncio.to_thread(start, stack.start_proxy, server.found["port"])
+    ends = []
+    for port in (server.found["port"], proxy.found["port"]):
+        async with Relay(port) as relay:
+            said = await run_client(client, mode, relay.url(), "quick", {"key": f"{key}-{port}"})
+        ends.append((said.lines[0][1].get("protocol"), said.result, said.error))
+        if client != "rmcp":
+            assert ends[-1] == (PROTOCOL[LEGACY], "quick", None), (relay.report(), said.noise)
+            assert_runs(server.found["port"], f"{key}-{port}")
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.each_value

@@ -138,3 +138,11 @@ async def test_a_server_without_either_habit(servers):
     assert (code, watch["stream"], watch["stream_ended"], watch["pings"]) == (0, True, False, 0), watch
     assert watch["session"] == "lives" and watch["unanswered_ms"] is None, watch
     assert any("more than 2" in line and "--watch" in line for line in report["unknown"]), report["unknown"]
+
+
+async def test_a_server_whose_discovery_lists_older_revisions_alone(start):
+    """As servers in Go answer it: that is no promise of 2026-07-28."""
+    server = await asyncio.to_thread(start, stack.start_server, "typescript-v1", DISCOVER="1")
+    code, report = await check(server.found["port"])
+    assert code == 0
+    assert (report["facts"]["legacy"]["revisions"], report["facts"]["modern"]) == (LEGACY, None), report

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 SERVERS = [
     "typescript-v1",
     "typescript-v1-json",
+    "typescript-v1-mastra",
     "typescript-v2-sessions",
     "everything",
     "python-mcp1",

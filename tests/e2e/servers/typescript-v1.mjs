@@ -2,28 +2,35 @@
 //
 // STATELESS=1: no sessions, one server for each request. SINGLE=1: one transport, hence one session, for the life of the process.
 // SSE=1: HTTP+SSE at /sse, in place of Streamable HTTP. JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs that bearer token and is refused with 401 otherwise,
-// AUTH_DELAY_MS later. POST_ALONE=1: a GET has no route, as in an Express application with `app.post` alone.
+// AUTH_DELAY_MS later. POST_ALONE=1: an Express application with `app.post` alone. MASTRA=1: an unknown session is refused as
+// @mastra/mcp 0.14.5 refuses it, whose package would bring 440 others. DISCOVER=1: `server/discover` lists the SDK's revisions, all
+// older than that method, as servers in Go answer it. `/counters?key=sessions` has the sessions that were opened.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
+import express from 'express';
 import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
 import { SSEServerTransport } from '@modelcontextprotocol/sdk/server/sse.js';
 import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
+import { SUPPORTED_PROTOCOL_VERSIONS, isInitializeRequest } from '@modelcontextprotocol/sdk/types.js';
 import { z } from 'zod';
-import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.mjs';
+import { IS_STDIO, counted, listen, progress, progressUntil, run, text } from './common.mjs';
 
 const STATELESS = process.env.STATELESS === '1';
 const SINGLE = process.env.SINGLE === '1';
 const SSE = process.env.SSE === '1';
 const JSON_ANSWERS = process.env.JSON === '1';
 const POST_ALONE = process.env.POST_ALONE === '1';
+const MASTRA = process.env.MASTRA === '1';
+const DISCOVER = process.env.DISCOVER === '1';
 const { AUTH, AUTH_DELAY_MS = '0' } = process.env;
 
+const SERVER_INFO = { name: 'typescript-v1', version: '1.0.0' };
 const key = z.string().default('');
 
 function build() {
-    const server = new McpServer({ name: 'typescript-v1', version: '1.0.0' }, { capabilities: { logging: {} } });
+    const server = new McpServer(SERVER_INFO, { capabilities: { logging: {} } });
 
     const timed = { steps: z.number(), interval_ms: z.number(), key };
     server.registerTool('long', { inputSchema: timed }, (args, extra) =>
@@ -112,7 +119,10 @@ async function transportOf(request) {
     const transport = new StreamableHTTPServerTransport({
         sessionIdGenerator: STATELESS ? undefined : randomUUID,
         enableJsonResponse: JSON_ANSWERS,
-        onsessioninitialized: id => sessions.set(id, transport),
+        onsessioninitialized: id => {
+            sessions.set(id, transport);
+            counted('sessions').started += 1;
+        },
         onsessionclosed: id => sessions.delete(id)
     });
     if (SINGLE) single = transport;
@@ -135,6 +145,26 @@ async function handleSse(request, response) {
     }
 }
 
+async function bodyOf(request) {
+    const pieces = [];
+    for await (const piece of request) pieces.push(piece);
+    return JSON.parse(Buffer.concat(pieces).toString());
+}
+
+/** What @mastra/mcp 0.14.5 does with a request in no session that it knows. */
+async function handleAsMastra(request, response) {
+    const body = request.method === 'POST' ? await bodyOf(request) : undefined;
+    if (isInitializeRequest(body)) {
+        await (await transportOf(request)).handleRequest(request, response, body);
+        return;
+    }
+    const message = body
+        ? 'Bad Request: No valid session ID provided for non-initialize request'
+        : `Bad Request: ${request.method} request requires a valid session ID`;
+    response.writeHead(400, { 'Content-Type': 'application/json' });
+    response.end(JSON.stringify({ jsonrpc: '2.0', error: { code: -32000, message }, id: body?.id ?? null }));
+}
+
 async function handle(request, response) {
     if (!request.url.startsWith('/mcp')) {
         response.writeHead(404).end();
@@ -145,12 +175,24 @@ async function handle(request, response) {
         response.writeHead(401, { 'www-authenticate': 'Bearer error="invalid_token"' }).end();
         return;
     }
-    if (POST_ALONE && request.method !== 'POST') {
-        response.writeHead(404, { 'content-type': 'text/html; charset=utf-8' });
-        response.end(`<!DOCTYPE html>\n<html lang="en">\n<body>\n<pre>Cannot ${request.method} /mcp</pre>\n</body>\n</html>\n`);
+    if (DISCOVER && request.headers['mcp-method'] === 'server/discover') {
+        const { id } = await bodyOf(request);
+        const result = {
+            resultType: 'complete',
+            supportedVersions: SUPPORTED_PROTOCOL_VERSIONS,
+            capabilities: { tools: {} },
+            ttlMs: 0,
+            cacheScope: 'private',
+            _meta: { 'io.modelcontextprotocol/serverInfo': SERVER_INFO }
+        };
+        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify({ jsonrpc: '2.0', id, result }));
         return;
     }
     const session = request.headers['mcp-session-id'];
+    if (MASTRA && !sessions.has(session)) {
+        await handleAsMastra(request, response);
+        return;
+    }
     if (session && !SINGLE && !sessions.has(session)) {
         response.writeHead(404, { 'content-type': 'application/json' });
         response.end('{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}');
@@ -163,5 +205,9 @@ async function handle(request, response) {
     await (await transportOf(request)).handleRequest(request, response);
 }
 
+const app = express();
+app.post('/mcp', handle);
+
 if (IS_STDIO) await build().connect(new StdioServerTransport());
-else listen(SSE ? handleSse : handle);
+else if (SSE) listen(handleSse);
+else listen(POST_ALONE ? app : handle);
