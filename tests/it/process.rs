@@ -261,6 +261,24 @@ async fn the_log_holds_no_secret_at_any_level() {
     }
 }
 
+/// A server without TLS may wait for a request while the proxy waits for its side of the handshake.
+#[tokio::test]
+async fn a_server_that_leaves_the_handshake_unanswered_is_named_in_the_log() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("handshake.log");
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--upstream"]);
+    command.arg(format!("https://{}/mcp", silent.local_addr().expect("an address")));
+    command.env("MCP_RESUME_UPSTREAM__CONNECT_TIMEOUT_MS", "300").env("MCP_RESUME_UPSTREAM__WAIT_SECS", "0");
+    command.stderr(std::fs::File::create(&path).expect("a log file"));
+    let proxy = Proxy::process(command).await;
+    assert_eq!(Request::post(call(1)).send(proxy.addr).await.status, 504);
+    proxy.stop().await;
+    let log = std::fs::read_to_string(&path).expect("a log");
+    let told = log.lines().filter(|line| line.contains("WARN") && line.contains("leaves the TLS handshake")).count();
+    assert!(told > 0 && log.contains("http://"), "{log}");
+}
+
 #[tokio::test]
 async fn the_log_has_each_request_and_resume_once_and_unprotected_traffic_the_first_time() {
     let mut upstream = Upstream::start().await;

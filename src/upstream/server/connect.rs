@@ -157,11 +157,19 @@ impl TransportConnector {
         }
     }
 
-    /// Performs the TLS handshake on an open connection, if the transport is TLS.
-    async fn handshake(&self, connection: RawConnection) -> Result<SocketStream, BoxError> {
+    /// Performs the TLS handshake on an open connection, if the transport is TLS, for `limit` at
+    /// most.
+    async fn handshake(&self, connection: RawConnection, limit: Duration) -> Result<SocketStream, BoxError> {
         match (self, connection) {
             (TransportConnector::Tls(_, tls), RawConnection::Tcp(tcp)) => {
-                let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
+                let shaking = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp);
+                let Ok(shaken) = tokio::time::timeout(limit, shaking).await else {
+                    warn!(
+                        "the upstream accepts connections and leaves the TLS handshake without a response: \
+                         if it speaks no TLS, give upstream.url with http://"
+                    );
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                };
                 let stream = shaken.inspect_err(|error| {
                     warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
                 })?;
@@ -209,7 +217,7 @@ impl Connector {
         let began = clock::now();
         let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let stream = within(left, self.transport.handshake(connection)).await?;
+        let stream = self.transport.handshake(connection, left).await?;
         self.reach.record_usable();
         Ok(Socket { stream, _permit: permit })
     }

@@ -217,8 +217,10 @@ impl HttpServer {
         sent_flag: &SentFlag,
     ) -> ExchangedInBox {
         let outcome = match self.config.header_timeout {
-            Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
-            None => Ok(sending.await),
+            Some(limit) => tokio::time::timeout(limit, self.connector.reach.hear(sending))
+                .await
+                .map_err(|_| ErrorCode::UpstreamTimeout),
+            None => Ok(self.connector.reach.hear(sending).await),
         };
         let code = match outcome {
             // No request offers an upgrade to another protocol.

@@ -6,6 +6,8 @@
 //! ([`super::connect`]), and the other conditions of readiness.
 
 use std::error::Error;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -22,12 +24,17 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// second. A server that drops SYN packets must not make its sidecar look dead.
 const CHECK_WAIT: Duration = Duration::from_millis(500);
 
+/// Time without a response before the log has a line about a server that has never responded.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
+
 /// Reachability of one server.
 pub(in crate::upstream) struct Reach {
     /// Server address for the log.
     address: String,
     unready_after: Duration,
     state: Mutex<State>,
+    /// True once the server has responded to a request, or the log has reported its silence.
+    is_heard: AtomicBool,
     /// Notified of the first connection that is accepted after others failed.
     accepted: Notify,
     /// Held by the waiting call that tries to connect.
@@ -67,6 +74,7 @@ impl Reach {
             address,
             unready_after,
             state: Mutex::default(),
+            is_heard: AtomicBool::default(),
             accepted: Notify::new(),
             turn: Arc::default(),
             checked: Arc::default(),
@@ -125,6 +133,36 @@ impl Reach {
             state.reachability = Reachability::Accepting;
             info!(upstream.addr = self.address, "the MCP server accepts connections again: ready");
         }
+    }
+
+    /// Waits for the response to a request. The log reports a server that has never responded, once.
+    pub(in crate::upstream) async fn hear<T, E>(
+        &self,
+        responding: Pin<&mut impl Future<Output = Result<T, E>>>,
+    ) -> Result<T, E> {
+        if self.is_heard.load(Ordering::Relaxed) {
+            return responding.await;
+        }
+        // Boxed: later calls do not carry the timer.
+        let response = Box::pin(self.hear_first(responding)).await;
+        if response.is_ok() {
+            self.is_heard.store(true, Ordering::Relaxed);
+        }
+        response
+    }
+
+    async fn hear_first<T, E>(&self, mut responding: Pin<&mut impl Future<Output = Result<T, E>>>) -> Result<T, E> {
+        if let Ok(response) = tokio::time::timeout(SILENT_AFTER, responding.as_mut()).await {
+            return response;
+        }
+        if self.reachability() == Reachability::Accepting && !self.is_heard.swap(true, Ordering::Relaxed) {
+            let secs = SILENT_AFTER.as_secs();
+            warn!(
+                upstream.addr = self.address,
+                secs, "the MCP server accepts connections, and has not responded to any request yet"
+            );
+        }
+        responding.await
     }
 
     /// Records that a connection can be used: it was accepted, and any TLS handshake succeeded.
@@ -285,6 +323,28 @@ mod tests {
         // The attempt takes `upstream.connect_timeout_ms`, and has then failed for as long.
         pass(Duration::from_secs(5)).await;
         assert_eq!(connector.reach.reachability(), Reachability::Lost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_never_responds_is_reported_once_and_heard_later() {
+        let (_, connector) = Server::start();
+        let reach = &connector.reach;
+        let after = |secs| async move {
+            clock::sleep(Duration::from_secs(secs)).await;
+            Ok::<_, ()>(secs)
+        };
+        let is_heard = || reach.is_heard.load(Ordering::Relaxed);
+        // The connection is the fault, and has lines of its own.
+        assert_eq!(reach.hear(std::pin::pin!(async { Err::<(), _>(()) })).await, Err(()));
+        assert!(!is_heard());
+        assert_eq!(connector.reachability().await, Reachability::Accepting);
+        let began = clock::now();
+        let responding = std::pin::pin!(after(30));
+        let mut response = std::pin::pin!(reach.hear(responding));
+        let early = tokio::time::timeout(SILENT_AFTER + Duration::from_millis(1), response.as_mut()).await;
+        assert!(early.is_err() && is_heard());
+        assert_eq!(response.await, Ok(30));
+        assert_eq!(clock::now() - began, Duration::from_secs(30));
     }
 
     #[tokio::test(start_paused = true)]
