@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::oauth::Document;
+use super::document::Document;
 
 /// Facts that the probe found about an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

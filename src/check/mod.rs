@@ -16,6 +16,7 @@
 //! [`crate::upstream`], but the report promises the proxy's behaviour and does not try it.
 
 mod advice;
+mod document;
 mod eras;
 mod event_stream;
 mod exchange;
@@ -32,8 +33,8 @@ pub mod summary;
 mod verdict;
 mod watch;
 
+pub use document::Document;
 pub use facts::*;
-pub use oauth::Document;
 pub use report::Report;
 pub use verdict::Verdict;
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use super::document::Document;
 use super::exchange::{Client, Cut, ExchangeError, Observation, Request, is_refusal, localhost_of};
 use super::facts::{
     Contact, Facts, Form, Guard, Identity, Legacy, Modern, RefusalWords, ResumeOutcome, ToolOutcome, ToolRun, Tools,
     UnknownSession, millis, printable,
 };
-use super::oauth::Document;
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::state::Probe;
 use super::watch::SessionStream;

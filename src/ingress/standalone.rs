@@ -29,7 +29,8 @@ use crate::protocol::stream::{Policy, Resume};
 use crate::server::respond;
 use crate::upstream::{ResponseObserver, gap_warning};
 
-/// Time of the server to open the stream of a caller with credentials. Most servers open it at once.
+/// Time of the server to open the stream of a caller with credentials. Most servers open it at
+/// once.
 const HEAD_AFTER: Duration = Duration::from_secs(1);
 
 /// Handles a GET without an event ID, or with the ID of an ended standalone stream. Attaches to the

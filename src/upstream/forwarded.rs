@@ -2,8 +2,8 @@
 //! `X-Forwarded-*`.
 //!
 //! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Values of
-//! other peers are dropped. Host, scheme and port are those of `listen.public_url`, if it is given,
-//! whatever a request or a proxy says.
+//! other peers are dropped. If `listen.public_url` is given, host, scheme and port are those of that
+//! URL alone.
 //!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
@@ -25,7 +25,7 @@ const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port")
 /// Parameters of `Forwarded` that the public URL replaces.
 const OF_PUBLIC: [&str; 2] = ["host", "proto"];
 
-/// What servers are told of the public URL.
+/// Name of the endpoint for clients, in the forms of the forwarding headers.
 #[derive(Debug)]
 pub struct PublicName {
     host: HeaderValue,

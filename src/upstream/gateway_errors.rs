@@ -38,8 +38,8 @@ const BODY_MAX: usize = 64 * 1024;
 /// Longest wait for such a body.
 const BODY_WAIT: Duration = Duration::from_secs(1);
 
-/// Returns true if the response may be a gateway's, and the request can be sent again. A proof is for
-/// one request.
+/// Returns true if the response may be a gateway's, and the request can be sent again. A proof is
+/// for one request.
 pub(super) fn may_concern(template: &Template, response: &Response<ResponseBody>) -> bool {
     is_gateway_status(response) && !template.has_proof() && can_repeat(template.body())
 }

@@ -33,7 +33,7 @@ fn get(path: &str) -> Request {
     Request::new("GET", path)
 }
 
-/// Sends a request that the server refuses with this challenge, and returns the client's challenges.
+/// Sends a request that the server refuses with this challenge. Returns the client's challenges.
 async fn challenged(proxy: &Proxy, upstream: &mut Upstream, request: &Request, challenge: &str) -> Vec<String> {
     let pending = request.start(proxy.addr).await;
     upstream.next().await.status_with(401, challenge).await;
@@ -243,7 +243,7 @@ async fn a_server_without_metadata_has_none_at_the_proxy() {
 }
 
 #[tokio::test]
-async fn the_server_is_told_the_public_host_whatever_a_request_or_a_proxy_says() {
+async fn the_server_gets_the_public_host_and_no_other() {
     for is_trusted in [false, true] {
         let mut upstream = Upstream::start().await;
         let trusted = is_trusted.then(|| Network::from_str("127.0.0.1").expect("an address").into());

@@ -2,7 +2,7 @@
 //!
 //! Owned here: the URL in challenges of the server, the place of its metadata, the metadata under
 //! the public name, and warnings about a server that expects another name. Invariant: a document is
-//! requested from the server's own origin alone, whatever a challenge names. Absent: the syntax of
+//! requested from the server's own origin alone. Absent: the syntax of
 //! challenges and documents (`protocol/protected_resource.rs`), the check of tokens, and the
 //! metadata of authorization servers, which passes unchanged.
 

@@ -135,7 +135,8 @@ impl Reach {
         }
     }
 
-    /// Waits for the response to a request. The log reports a server that has never responded, once.
+    /// Waits for the response to a request. The log reports a server that has never responded,
+    /// once.
     pub(in crate::upstream) async fn hear<T, E>(
         &self,
         responding: Pin<&mut impl Future<Output = Result<T, E>>>,
