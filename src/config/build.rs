@@ -117,6 +117,10 @@ fn sections(reader: &mut Reader) -> Sections {
         refuse_unchecked_metadata(reader, &listen, &upstream, &auth);
         refuse_credentials_beside(reader, &listen, &upstream);
     }
+    if has_upstream && auth.principal == PrincipalSource::SigV4 && upstream.host != HostHeader::Client {
+        let text = "is \"sigv4\", and signatures cover Host: give upstream.host = \"client\"";
+        reader.conflict([("auth", "principal"), ("upstream", "host")], text.to_owned());
+    }
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
@@ -153,7 +157,7 @@ fn sections(reader: &mut Reader) -> Sections {
 /// Returns the headers that distinguish callers.
 fn credential_headers(principal: &PrincipalSource) -> Vec<HeaderName> {
     let own = match principal {
-        PrincipalSource::Auto | PrincipalSource::None => None,
+        PrincipalSource::Auto | PrincipalSource::SigV4 | PrincipalSource::None => None,
         PrincipalSource::Header(name) => Some(name.clone()),
         PrincipalSource::Cookie(_) => Some(COOKIE),
     };

@@ -311,6 +311,9 @@ pub enum PrincipalSource {
     Header(HeaderName),
     /// The value of the cookie with this name.
     Cookie(String),
+    /// The ID of the access key in an `Authorization` of AWS Signature Version 4, which signs each
+    /// request anew.
+    SigV4,
     /// No part: every caller is anonymous.
     None,
 }

@@ -392,6 +392,14 @@ fn credentials_of_the_operator_are_refused_beside_a_public_url() {
 }
 
 #[test]
+fn signed_requests_need_the_host_of_the_client() {
+    let signed = "[auth]\nprincipal = 'sigv4'\n[upstream]\nhost = ";
+    assert!(from_file(&format!("{signed}'client'")).is_ok());
+    let refused = lines(from_file(&format!("{signed}'upstream'")));
+    assert!(matches!(&refused[..], [line] if line.starts_with("c.toml:2: auth.principal: ")), "{refused:?}");
+}
+
+#[test]
 fn the_host_of_the_public_url_may_be_named() {
     let of =
         |listen: &str| from_file(&format!("[listen]\npublic_url = 'https://a.example:8443/mcp'\n{listen}")).unwrap();

@@ -70,6 +70,7 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
     let source = match text.split_once(':') {
         None if text == "auto" => Some(PrincipalSource::Auto),
         None if text == "none" => Some(PrincipalSource::None),
+        None if text == "sigv4" => Some(PrincipalSource::SigV4),
         Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
         // Cookie names and header names have the same characters (RFC 6265 §4.1.1).
         Some(("cookie", name)) => {
@@ -81,7 +82,9 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
         }
         _ => None,
     };
-    source.ok_or_else(|| format!("must be \"auto\", \"none\", \"header:NAME\" or \"cookie:NAME\", not {text:?}"))
+    source.ok_or_else(|| {
+        format!("must be \"auto\", \"none\", \"sigv4\", \"header:NAME\" or \"cookie:NAME\", not {text:?}")
+    })
 }
 
 pub(super) fn log_level(text: &str) -> Result<String, String> {

@@ -176,6 +176,9 @@ impl Principals {
             PrincipalSource::Cookie(name) => {
                 self.known(cookies(presented.headers, name).map(|value| ("cookie", value)))
             }
+            PrincipalSource::SigV4 => self.known(
+                header_values(presented.headers, AUTHORIZATION).filter_map(|value| Some(("key", access_key(value)?))),
+            ),
             PrincipalSource::None => Principal::Anonymous,
         }
     }
@@ -244,6 +247,19 @@ impl Principals {
         short.copy_from_slice(&hash[..16]);
         short
     }
+}
+
+/// Returns the ID of the access key in an `Authorization` that [AWS Signature Version 4] has made.
+/// The ID identifies the caller, and is no secret.
+///
+/// [AWS Signature Version 4]: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+fn access_key(authorization: &[u8]) -> Option<&[u8]> {
+    let rest = authorization.strip_prefix(b"AWS4-")?;
+    let parameters = &rest[rest.iter().position(|byte| *byte == b' ')?..];
+    let scope =
+        parameters.split(|byte| *byte == b',').find_map(|part| part.trim_ascii().strip_prefix(b"Credential="))?;
+    let id = &scope[..scope.iter().position(|byte| *byte == b'/')?];
+    Some(id).filter(|id| !id.is_empty())
 }
 
 /// Returns the values of all cookies with this name: the server decides which of several counts.
@@ -394,6 +410,38 @@ mod tests {
         assert!(first.iter().all(Option::is_some));
         assert_eq!(first, again);
         assert_ne!(first[0], first[1]);
+    }
+
+    #[test]
+    fn a_signed_request_is_of_its_access_key() {
+        let principals = Principals::new(PrincipalSource::SigV4, [7; 32]);
+        let of = |authorization: &str| {
+            let value = HeaderValue::from_str(authorization).unwrap();
+            principals.of(&shown(&HeaderMap::from_iter([(AUTHORIZATION, value)])))
+        };
+        let signed = |rest: &str| format!("AWS4-HMAC-SHA256 {rest}");
+        let one =
+            of(&signed("Credential=AKID/20261128/eu-west-1/lambda/aws4_request, SignedHeaders=host, Signature=a"));
+        assert!(!one.is_anonymous());
+        for same in [
+            signed(
+                "Credential=AKID/20261129/eu-west-1/lambda/aws4_request, SignedHeaders=host;x-amz-date, Signature=b",
+            ),
+            signed("SignedHeaders=host,Credential=AKID/20261129/us-east-1/x/aws4_request,Signature=c"),
+            "AWS4-ECDSA-P256-SHA256 Credential=AKID/20261128/lambda/aws4_request, Signature=d".to_owned(),
+        ] {
+            assert_eq!(of(&same), one, "{same}");
+        }
+        assert_ne!(of(&signed("Credential=OTHER/20261128/eu-west-1/lambda/aws4_request, Signature=a")), one);
+        for other in [
+            "Bearer AKID/x",
+            "AWS4-HMAC-SHA256",
+            &signed("Credential=/a"),
+            &signed("Credential=AKID"),
+            &signed("Signature=a"),
+        ] {
+            assert!(of(other).is_anonymous(), "{other}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::support::pki::Pki;
 use crate::support::*;
 use http::HeaderName;
-use mcp_resume::config::{ListenTls, PrincipalSource};
+use mcp_resume::config::{HostHeader, ListenTls, PrincipalSource};
 use mcp_resume::protocol::client_address::{Network, Trust};
 use std::str::FromStr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,6 +44,27 @@ async fn reads(proxy: &Proxy, place: &EventId, headers: &[(&str, &str)]) -> bool
             false
         }
     }
+}
+
+/// Each request has a signature of its own.
+#[tokio::test]
+async fn a_caller_with_signed_requests_has_an_access_key() {
+    let upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        config.auth.principal = PrincipalSource::SigV4;
+        config.upstream.host = HostHeader::Client;
+    })
+    .await;
+    let mut upstream = upstream;
+    let signed = |key: &str, signature: &str| {
+        format!(
+            "AWS4-HMAC-SHA256 Credential={key}/20261128/eu-west-1/lambda/aws4_request, SignedHeaders=host, Signature={signature}"
+        )
+    };
+    let place = finished(&proxy, &mut upstream, &modern(1).with("Authorization", &signed("AKID", "a"))).await;
+    assert!(reads(&proxy, &place, &[("Authorization", &signed("AKID", "b"))]).await);
+    assert!(!reads(&proxy, &place, &[("Authorization", &signed("OTHER", "a"))]).await);
+    assert!(!reads(&proxy, &place, &[]).await);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -19,6 +19,9 @@ use crate::channel::{Caller, StartKind};
 use crate::event_log::{Handshake, SentRequest, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 use crate::protocol::trace::{TRACEPARENT, TRACESTATE, TraceContext, TraceId};
+
+/// Beginning of an `Authorization` of AWS Signature Version 4, which signs one request.
+const SIGNED: &[u8] = b"AWS4-";
 
 /// A request to the endpoint. It is sent once, and again only if no byte of it had left.
 #[derive(Clone)]
@@ -229,10 +232,11 @@ impl Template {
         self.in_session(&UpstreamName::Renamed(None))
     }
 
-    /// Returns true if the request has a proof for itself alone: a server refuses a second one with
-    /// it.
+    /// Returns true if the request has a proof or a signature for itself alone: a server refuses
+    /// another one with it.
     pub(in crate::upstream) fn has_proof(&self) -> bool {
-        self.lines.get(&headers::names::DPOP).is_some()
+        let is_signed = |value: &[u8]| value.starts_with(SIGNED);
+        self.lines.get(&headers::names::DPOP).is_some() || self.lines.get(&AUTHORIZATION).is_some_and(is_signed)
     }
 
     /// Returns true if the request names a session.
