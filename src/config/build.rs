@@ -222,19 +222,24 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         let text = "an upstream is one server: at a URL, or a program".to_owned();
         reader.conflict([("upstream", one), ("upstream", other)], text);
     }
-    if shared && upstream.command.is_none() {
+    refuse_program_keys(reader, upstream.command.is_some(), shared, has_client_variables);
+    (upstream, !given.is_empty())
+}
+
+/// Reports keys of a program without one, and a program on a system that starts none.
+fn refuse_program_keys(reader: &mut Reader, is_program: bool, shared: bool, has_client_variables: bool) {
+    if shared && !is_program {
         let text = "sessions share processes, which a server on stdio has alone: give upstream.command".to_owned();
         reader.conflict([("upstream", "shared"), ("upstream", "command")], text);
     }
-    if has_client_variables && upstream.command.is_none() {
+    if has_client_variables && !is_program {
         let text = "headers become variables of a program: give upstream.command".to_owned();
         reader.conflict([("upstream", "env_from_headers"), ("upstream", "command")], text);
     }
-    if upstream.command.is_some() && !cfg!(unix) {
+    if is_program && !cfg!(unix) {
         let text = "programs are started on Unix systems only".to_owned();
         reader.conflict([("upstream", "command"), ("upstream", "command")], text);
     }
-    (upstream, !given.is_empty())
 }
 
 /// Reads the program of a server on stdio. `None` without one.
