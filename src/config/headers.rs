@@ -49,24 +49,50 @@ const OWN: [&str; 19] = [
 const OWN_FAMILIES: [&str; 3] = ["access-control-", "content-", "mcp-"];
 
 /// Variables that change how a program is found, loaded or run. In capitals.
-const REFUSED_VARIABLES: [&str; 10] =
-    ["CLASSPATH", "ENV", "GCONV_PATH", "GLIBC_TUNABLES", "HOME", "IFS", "PATH", "PERLLIB", "SHELL", "_JAVA_OPTIONS"];
+/// Those that each program has from the proxy are among them: a client without the header would get
+/// the proxy's.
+const REFUSED_VARIABLES: [&str; 14] = [
+    "CLASSPATH",
+    "ENV",
+    "GCONV_PATH",
+    "GLIBC_TUNABLES",
+    "HOME",
+    "IFS",
+    "LOGNAME",
+    "PATH",
+    "PERLLIB",
+    "PHPRC",
+    "SHELL",
+    "TERM",
+    "USER",
+    "_JAVA_OPTIONS",
+];
 /// Beginnings of further such variables.
-const REFUSED_FAMILIES: [&str; 14] = [
+const REFUSED_FAMILIES: [&str; 24] = [
     "BASH_",
+    "BUN_",
+    "CORECLR_",
+    "COR_",
+    "DENO_",
+    "DOTNET_",
     "DYLD_",
     "GIT_",
     "JAVA_",
     "JDK_",
     "LD_",
+    "LUA_",
     "MCP_RESUME_",
     "NODE_",
     "NPM_",
     "OPENSSL_",
     "PERL5",
+    "PHP_",
+    "PIP_",
     "PYTHON",
     "RUBY",
     "SSL_",
+    "UV_",
+    "XDG_",
 ];
 /// End of the variables that name a proxy.
 const PROXY: &str = "_PROXY";
@@ -233,7 +259,7 @@ impl StaticHeader {
                 (text.map_err(unreadable)?, path.display().to_string())
             }
         };
-        match header_value(text.trim()).filter(|value| !value.is_empty()) {
+        match header_value(text.trim_start_matches('\u{feff}').trim()).filter(|value| !value.is_empty()) {
             Some(value) => Ok(Self { name: header, value: Source::Value(value), is_secret: true }),
             None => Err(HeaderError::Invalid { header, source_name }),
         }

@@ -112,6 +112,9 @@ impl FromStr for PublicUrl {
             return Err(PublicUrlError::Plain);
         }
         let path = url.endpoint_path();
+        if url.authority().host().contains('*') || path.split('/').any(|part| matches!(part, "." | "..")) {
+            return Err(PublicUrlError::Url(UrlError::Malformed));
+        }
         if path != "/" && path.ends_with('/') {
             return Err(PublicUrlError::Slash);
         }
@@ -256,6 +259,8 @@ mod tests {
             ("https://a.example/mcp#part", PublicUrlError::Url(UrlError::Fragment)),
             ("https://me:secret@a.example/mcp", PublicUrlError::Url(UrlError::UserInfo)),
             ("a.example/mcp", PublicUrlError::Url(UrlError::Scheme)),
+            ("https://*.example/mcp", PublicUrlError::Url(UrlError::Malformed)),
+            ("https://a.example/../mcp", PublicUrlError::Url(UrlError::Malformed)),
         ] {
             assert_eq!(text.parse::<PublicUrl>(), Err(error), "{text}");
         }

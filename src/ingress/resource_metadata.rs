@@ -63,14 +63,17 @@ pub fn read_document(listen: &Listen) -> Result<Option<Bytes>, DocumentError> {
         Err(error) => return Err(DocumentError::Unreadable { path, error }),
     };
     let members = serde_json::from_slice::<Map<String, Value>>(&text).ok();
-    let Some(mut members) = members.filter(|members| {
-        text.len() <= MAX_DOCUMENT && members.get("authorization_servers").is_some_and(Value::is_array)
-    }) else {
+    let Some(mut members) = members
+        .filter(|members| text.len() <= MAX_DOCUMENT && members.get("authorization_servers").is_some_and(has_texts))
+    else {
         return Err(DocumentError::Malformed { path });
     };
     match members.get("resource") {
+        // Clients compare it with the URL that they were given.
         None => drop(members.insert("resource".to_owned(), public.as_str().into())),
-        Some(Value::String(resource)) if public.is_named_by(resource) => {}
+        Some(Value::String(resource)) if public.is_named_by(resource) => {
+            members.insert("resource".to_owned(), public.as_str().into());
+        }
         Some(resource) => {
             let resource = resource.as_str().map_or_else(|| resource.to_string(), str::to_owned);
             return Err(DocumentError::Foreign { path, resource });
@@ -79,9 +82,14 @@ pub fn read_document(listen: &Listen) -> Result<Option<Bytes>, DocumentError> {
     Ok(serde_json::to_vec(&members).ok().map(Bytes::from))
 }
 
-/// Returns true for a request for the metadata.
+fn has_texts(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_string))
+}
+
+/// Returns true for a request for the metadata, or a preflight of one.
 pub(super) fn concerns(components: &Components, parts: &Parts) -> bool {
-    matches!(parts.method, Method::GET | Method::HEAD) && components.upstream.is_resource_metadata(parts.uri.path())
+    matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS)
+        && components.upstream.is_resource_metadata(parts.uri.path())
 }
 
 /// Responds with the operator's document, else with that of the server.

@@ -44,28 +44,32 @@ pub fn metadata_path(path: &str) -> String {
 }
 
 /// Replaces the URLs of metadata in a challenge, a value of `WWW-Authenticate`. `replacement` gets
-/// each URL and returns the new one, or `None` if it stays. Returns `None` if all stay, or if the
-/// value cannot be read.
+/// each URL and returns the new one, or `None` if it stays. Returns `None` if all stay.
+///
+/// Servers write texts into challenges without escaping them, and clients search for the parameter
+/// in any text. So a challenge that cannot be read by its syntax is searched in the same way.
 pub fn rewrite_challenge(
     challenge: &HeaderValue,
     mut replacement: impl FnMut(&str) -> Option<String>,
 ) -> Option<HeaderValue> {
-    let text = challenge.to_str().ok()?;
-    let mut rewritten = String::new();
+    let bytes = challenge.as_bytes();
+    let mut parameters = challenge.to_str().map(metadata_parameters).unwrap_or_default();
+    if parameters.is_empty() {
+        parameters = searched_parameters(bytes);
+    }
+    let mut rewritten = Vec::new();
     let mut copied = 0;
-    for Parameter { value, at } in metadata_parameters(text) {
+    for Parameter { value, at } in parameters {
         let Some(url) = replacement(&value) else { continue };
-        rewritten.push_str(&text[copied..at.start]);
-        rewritten.push('"');
-        rewritten.push_str(&url);
-        rewritten.push('"');
+        rewritten.extend_from_slice(&bytes[copied..at.start]);
+        rewritten.extend_from_slice(format!("\"{url}\"").as_bytes());
         copied = at.end;
     }
     if copied == 0 {
         return None;
     }
-    rewritten.push_str(&text[copied..]);
-    HeaderValue::from_str(&rewritten).ok()
+    rewritten.extend_from_slice(&bytes[copied..]);
+    HeaderValue::from_bytes(&rewritten).ok()
 }
 
 /// A parameter of a challenge.
@@ -73,6 +77,47 @@ struct Parameter<'a> {
     value: Cow<'a, str>,
     /// Place of the value in the header, with its quotes.
     at: Range<usize>,
+}
+
+/// Returns the parameters as clients find them, by their name alone. Only a challenge of a scheme
+/// that has such a parameter is searched, or one without a scheme.
+fn searched_parameters(bytes: &[u8]) -> Vec<Parameter<'_>> {
+    let is_at = |at: usize, text: &str| {
+        bytes[at..].get(..text.len()).is_some_and(|part| part.eq_ignore_ascii_case(text.as_bytes()))
+    };
+    let has = |text: &str| (0..bytes.len()).any(|at| is_at(at, text));
+    let mut found = Vec::new();
+    if !SCHEMES.iter().any(|scheme| has(scheme)) && !is_at(0, PARAMETER) {
+        return found;
+    }
+    let mut at = 0;
+    while at < bytes.len() {
+        let is_begin = at == 0 || !bytes[at - 1].is_ascii_alphanumeric() && !matches!(bytes[at - 1], b'_' | b'-');
+        if !is_begin || !is_at(at, PARAMETER) || bytes.get(at + PARAMETER.len()) != Some(&b'=') {
+            at += 1;
+            continue;
+        }
+        let begin = at + PARAMETER.len() + 1;
+        let rest = &bytes[begin..];
+        let (value, length) = match rest.strip_prefix(b"\"") {
+            Some(quoted) => {
+                let end = quoted.iter().position(|byte| *byte == b'"').unwrap_or(quoted.len());
+                (&quoted[..end], (end + 2).min(rest.len()))
+            }
+            None => {
+                let end = rest.iter().position(|byte| byte.is_ascii_whitespace() || *byte == b',');
+                let end = end.unwrap_or(rest.len());
+                (&rest[..end], end)
+            }
+        };
+        if let Ok(value) = std::str::from_utf8(value)
+            && !value.is_empty()
+        {
+            found.push(Parameter { value: value.into(), at: begin..begin + length });
+        }
+        at = begin + length;
+    }
+    found
 }
 
 /// Returns the parameters with URLs of metadata in the challenges of a header (RFC 9110 §11.6.1).
@@ -226,6 +271,36 @@ mod tests {
         }
     }
 
+    /// Clients read these by the name of the parameter alone.
+    #[test]
+    fn a_malformed_challenge_is_read_as_clients_read_it() {
+        let new = "\"https://p/m\"";
+        for (challenge, expected) in [
+            (
+                r#"Bearer error_description="claims "aud, exp" missing", resource_metadata="http://s/m""#,
+                r#"Bearer error_description="claims "aud, exp" missing", resource_metadata=NEW"#,
+            ),
+            (
+                r#"Bearer error_description="{"a":1,"b":"c, d"}", resource_metadata="http://s/m", scope="x""#,
+                r#"Bearer error_description="{"a":1,"b":"c, d"}", resource_metadata=NEW, scope="x""#,
+            ),
+            (
+                r#"Bearer error_description="odd, resource_metadata="http://s/m""#,
+                r#"Bearer error_description="odd, resource_metadata=NEW"#,
+            ),
+            (r#"Bearer error="x" resource_metadata="http://s/m""#, r#"Bearer error="x" resource_metadata=NEW"#),
+            (r#"Bearer error="é", resource_metadata="http://s/m""#, r#"Bearer error="é", resource_metadata=NEW"#),
+            (r#"Bearer realm="a, resource_metadata=http://s/m, b""#, r#"Bearer realm="a, resource_metadata=NEW, b""#),
+            (r#"resource_metadata="http://s/m""#, "resource_metadata=NEW"),
+            (r#"Bearer realm="x\", resource_metadata="http://s/m""#, r#"Bearer realm="x\", resource_metadata=NEW"#),
+        ] {
+            let replace = |url: &str| url.starts_with("http://s").then(|| "https://p/m".to_owned());
+            let value = HeaderValue::from_bytes(challenge.as_bytes()).unwrap();
+            let rewritten = rewrite_challenge(&value, replace).unwrap_or_else(|| panic!("{challenge}"));
+            assert_eq!(rewritten.as_bytes(), expected.replace("NEW", new).as_bytes(), "{challenge}");
+        }
+    }
+
     #[test]
     fn a_challenge_without_a_url_of_the_server_stays() {
         for challenge in [
@@ -235,9 +310,6 @@ mod tests {
             r#"Bearer realm="http://s/m""#,
             r#"Bearer resource_metadata="https://other/m""#,
             r#"Basic resource_metadata="http://s/m""#,
-            r#"Bearer realm="a, resource_metadata=http://s/m""#,
-            r#"Bearer realm=x, Basic, resource_metadata="http://s/m""#,
-            r#"resource_metadata="http://s/m""#,
             r#"Bearer x_resource_metadata="http://s/m""#,
             "Bearer resource_metadata",
             "Bearer resource_metadata=",

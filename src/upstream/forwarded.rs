@@ -2,8 +2,8 @@
 //! `X-Forwarded-*`.
 //!
 //! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Values of
-//! other peers are dropped. If `listen.public_url` is given, host, scheme and port are those of that
-//! URL alone.
+//! other peers are dropped. If `listen.public_url` is given, host, scheme and port are those of
+//! that URL alone.
 //!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
@@ -123,7 +123,8 @@ impl Forwarded {
 }
 
 impl PublicName {
-    /// Returns a list of `Forwarded` elements of earlier proxies with this host and scheme in each.
+    /// Returns a list of `Forwarded` elements of earlier proxies with this host and scheme in each,
+    /// or `None` for a malformed list: a server may find another host in it.
     fn renamed(&self, list: &str) -> Option<HeaderValue> {
         let mut renamed = String::new();
         for element in elements(list, b',').into_iter().map(|at| &list[at]) {
@@ -131,7 +132,10 @@ impl PublicName {
                 renamed.push_str(", ");
             }
             for parameter in elements(element, b';').into_iter().map(|at| &element[at]) {
-                let name = parameter.split('=').next().unwrap_or_default().trim_end();
+                let (name, value) = parameter.split_once('=')?;
+                if !is_token(name) || !is_token(value) && !is_quoted(value) {
+                    return None;
+                }
                 if !OF_PUBLIC.iter().any(|own| own.eq_ignore_ascii_case(name)) {
                     renamed.push_str(parameter);
                     renamed.push(';');
@@ -141,6 +145,17 @@ impl PublicName {
         }
         HeaderValue::try_from(renamed).ok()
     }
+}
+
+fn is_token(text: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:[]".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_part)
+}
+
+/// Returns true for a quoted string that is closed at its end.
+fn is_quoted(text: &str) -> bool {
+    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else { return false };
+    !inner.contains(['"', '\\'])
 }
 
 /// Returns true for a header whose value the public URL gives, by any of its spellings.

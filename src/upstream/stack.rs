@@ -4,13 +4,14 @@
 //! era, and the server is below both. Revival is not a layer. It needs the stream of the call and
 //! the log, and its outcome is a further request of the pump (`revival/`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HOST, ORIGIN};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri};
 
 use super::bridge::{self, Bridge};
 use super::forwarded::{Forwarded, ReceivedHeaders};
@@ -19,7 +20,7 @@ use super::observed::Observed;
 use super::ping_headers::PingHeaders;
 use super::server::Server;
 use super::server::exchange::{Exchange, ExchangedInBox};
-use super::server::protected_resource::plain_document;
+use super::server::protected_resource::{document_request, redirected};
 use super::server::request::{Body, Template};
 use super::server::response_body::ResponseBody;
 use super::server::sent::Sent;
@@ -34,6 +35,8 @@ use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::ids::Owner;
 use crate::protocol::session_refusal::SessionRefusals;
 
+/// Limit of redirects for one document.
+const MAX_REDIRECTS: usize = 3;
 /// Usual size of a request's headers. A larger head allocates once more.
 const USUAL_HEAD: usize = 512;
 
@@ -323,8 +326,9 @@ impl Upstream {
         resource.is_some_and(|resource| resource.is_place(path, self.server().endpoint_path()))
     }
 
-    /// Returns the metadata of the server under the URL that clients type. `request` is a GET of a
-    /// client for it. Without metadata at the server, returns the server's last response.
+    /// Returns the metadata of the server under the URL that clients type. `request` is a GET, HEAD
+    /// or preflight of a client for it. Redirects within the origin are followed. Without metadata,
+    /// returns the server's first response other than 404.
     ///
     /// # Errors
     /// If the server cannot be reached, or breaks off.
@@ -335,20 +339,33 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, Failure> {
         let http = self.server().http();
         let Some(resource) = http.resource() else { return Err(Failure::before_run(ErrorCode::BadRequest)) };
-        let mut last = Err(Failure::before_run(ErrorCode::BadRequest));
-        for place in resource.places(self.server().endpoint_path()) {
-            let (mut parts, ()) = Request::new(()).into_parts();
-            (parts.headers, parts.uri) = (request.headers.clone(), place.parse().unwrap_or_default());
-            plain_document(&mut parts.headers);
+        let mut places = VecDeque::from(resource.places(self.server().endpoint_path()));
+        let own = |url: &str| http.own_place(url);
+        let (mut best, mut redirects) = (None::<Response<ResponseBody>>, 0);
+        while let Some(place) = places.pop_front() {
+            let Ok(target) = place.parse::<Uri>() else { continue };
             let body = Body::Passthrough(whole(Bytes::new()));
-            let response = self.forward(Request::from_parts(parts, body), client, None).await?;
-            let (response, is_metadata) = resource.rename(http, response).await;
+            let response = self.forward(document_request(request, target, body), client, None).await?;
+            if redirects < MAX_REDIRECTS
+                && let Some(place) = redirected(&own, &response)
+            {
+                redirects += 1;
+                places.push_front(place);
+                continue;
+            }
+            if request.method == Method::OPTIONS && response.status().is_success() {
+                return Ok(response);
+            }
+            let (response, is_metadata) = resource.rename(&own, response).await;
             if is_metadata {
                 return Ok(response);
             }
-            last = Ok(response);
+            // A server that is away, or a page, says more than a place without a document.
+            if best.as_ref().is_none_or(|best| best.status() == StatusCode::NOT_FOUND) {
+                best = Some(response);
+            }
         }
-        last
+        best.ok_or_else(|| Failure::before_run(ErrorCode::BadRequest))
     }
 }
 

@@ -168,15 +168,16 @@ async fn the_metadata_is_found_and_names_the_public_url() {
     let named = document(&format!("http://{}/mcp", upstream.addr()));
     let at_path = format!("{WELL_KNOWN}/mcp");
     let root = WELL_KNOWN.to_owned();
+    let at_public = format!("{WELL_KNOWN}/tools/mcp");
     let expected = json!({"resource": PUBLIC, "authorization_servers": ["http://127.0.0.1:7/as"]});
     for asked_for in [WELL_KNOWN.to_owned(), format!("{WELL_KNOWN}/tools/mcp"), format!("{WELL_KNOWN}/mcp")] {
         let request = get(&asked_for).with("If-None-Match", "\"1\"").with("Accept-Encoding", "gzip");
         for (documents, tries) in [
             (vec![(at_path.as_str(), named.as_str())], vec![at_path.clone()]),
-            (vec![(root.as_str(), named.as_str())], vec![at_path.clone(), root.clone()]),
+            (vec![(root.as_str(), named.as_str())], vec![at_path.clone(), at_public.clone(), root.clone()]),
             (
                 vec![(at_path.as_str(), "\"a page of an app\""), (root.as_str(), named.as_str())],
-                vec![at_path.clone(), root.clone()],
+                vec![at_path.clone(), at_public.clone(), root.clone()],
             ),
         ] {
             let (mut response, asked) = metadata(&proxy, &mut upstream, &request, &documents).await;
@@ -209,7 +210,9 @@ async fn a_resource_of_another_name_stays_and_other_names_of_the_server_do_not()
         ("https://mcp.example/mcp", PUBLIC),
         ("https://MCP.example:443", PUBLIC),
         ("https://other.example/mcp", "https://other.example/mcp"),
-        ("http://mcp.example/tools/mcp", "http://mcp.example/tools/mcp"),
+        ("http://mcp.example/tools/mcp", PUBLIC),
+        ("https://mcp.example:8443/tools/mcp", "https://mcp.example:8443/tools/mcp"),
+        ("https://mcp.example/tools/mcp/", "https://mcp.example/tools/mcp/"),
         ("https://203.0.113.9/mcp", "https://203.0.113.9/mcp"),
     ] {
         let named = document(resource);
@@ -217,7 +220,7 @@ async fn a_resource_of_another_name_stays_and_other_names_of_the_server_do_not()
             metadata(&proxy, &mut upstream, &get(WELL_KNOWN), &[(at_path.as_str(), named.as_str())]).await;
         let said = response.json().await;
         assert_eq!(said["resource"], expected, "{resource}");
-        assert_eq!(said.get("signed_metadata").is_none(), expected == PUBLIC);
+        assert_eq!(said.get("signed_metadata").is_none(), expected != resource);
     }
 }
 
@@ -225,13 +228,9 @@ async fn a_resource_of_another_name_stays_and_other_names_of_the_server_do_not()
 async fn a_server_without_metadata_has_none_at_the_proxy() {
     let (mut upstream, proxy) = published().await;
     let (response, asked) = metadata(&proxy, &mut upstream, &get(WELL_KNOWN), &[]).await;
-    assert_eq!((response.status, asked.len()), (404, 2));
+    assert_eq!((response.status, asked.len()), (404, 3));
     // Other paths and methods pass as they are.
-    for request in [
-        get(&format!("{WELL_KNOWN}/other")),
-        get("/.well-known/oauth-authorization-server"),
-        Request::new("OPTIONS", WELL_KNOWN),
-    ] {
+    for request in [get(&format!("{WELL_KNOWN}/other")), get("/.well-known/oauth-authorization-server")] {
         let pending = request.start(proxy.addr).await;
         let call = upstream.next().await;
         assert_eq!(call.target, request.line().1);
@@ -242,9 +241,83 @@ async fn a_server_without_metadata_has_none_at_the_proxy() {
     }
 }
 
+/// The body of such a request would be the next request of its connection.
+#[tokio::test]
+async fn a_request_for_the_metadata_has_no_body_and_no_credential_at_the_server() {
+    let (mut upstream, proxy) = published().await;
+    let request = get(WELL_KNOWN)
+        .with("Content-Type", "text/plain")
+        .with("Authorization", "Bearer t")
+        .with("Cookie", "a=b")
+        .with("Expect", "100-continue")
+        .with_body("x".repeat(100));
+    for request in [request.clone(), request.method("HEAD")] {
+        let client = request.start(proxy.addr).await;
+        let call = upstream.next().await;
+        assert_eq!((call.method.as_str(), call.body.len()), ("GET", 0));
+        for name in ["content-length", "transfer-encoding", "content-type", "expect", "authorization", "cookie"] {
+            assert_eq!(call.header(name), None, "{name}");
+        }
+        call.json(200, document("http://127.0.0.1/mcp")).await;
+        drop(client);
+    }
+    // The connection serves the next request as it is.
+    let pending = get("/other").start(proxy.addr).await;
+    let call = upstream.next().await;
+    assert_eq!(call.target, "/other");
+    call.status(404).await;
+    assert_eq!(pending.response().await.status, 404);
+}
+
+#[tokio::test]
+async fn what_clients_find_at_the_server_they_find_at_the_proxy() {
+    let (mut upstream, proxy) = published().await;
+    let own = document(&format!("http://{}/mcp", upstream.addr()));
+    // A redirect within the origin leads to the document.
+    for location in [format!("{WELL_KNOWN}/mcp/"), format!("http://{}/meta.json", upstream.addr())] {
+        let pending = get(WELL_KNOWN).start(proxy.addr).await;
+        upstream.next().await.status_with(307, &format!("Location: {location}\r\n")).await;
+        let call = upstream.next().await;
+        assert!(location.ends_with(&call.target), "{location} {}", call.target);
+        call.json(200, &own).await;
+        assert_eq!(pending.response().await.json().await["resource"], PUBLIC);
+    }
+    // A server that is away does not have "no metadata".
+    let pending = get(WELL_KNOWN).start(proxy.addr).await;
+    upstream.next().await.status_with(503, "Retry-After: 7\r\n").await;
+    for _ in 0..2 {
+        upstream.next().await.status(404).await;
+    }
+    let response = pending.response().await;
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("7")));
+    // A page in a browser asks first.
+    let preflight = Request::new("OPTIONS", WELL_KNOWN)
+        .with("Origin", &format!("http://{}", proxy.addr))
+        .with("Access-Control-Request-Method", "GET");
+    let pending = preflight.start(proxy.addr).await;
+    let call = upstream.next().await;
+    assert_eq!((call.method.as_str(), call.header("access-control-request-method")), ("OPTIONS", Some("GET")));
+    call.status_with(204, "Access-Control-Allow-Origin: *\r\n").await;
+    let response = pending.response().await;
+    assert_eq!((response.status, response.header("access-control-allow-origin")), (204, Some("*")));
+}
+
+/// The server has its document where its own name leads.
+#[tokio::test]
+async fn a_server_that_knows_its_public_url_keeps_its_document_there() {
+    let (mut upstream, proxy) = published().await;
+    let (at_public, own) = (format!("{WELL_KNOWN}/tools/mcp"), document(PUBLIC));
+    let (mut response, asked) = metadata(&proxy, &mut upstream, &get(&at_public), &[(&at_public, &own)]).await;
+    assert_eq!((response.status, asked.last()), (200, Some(&at_public)));
+    assert_eq!(response.json().await, serde_json::from_str::<Value>(&own).unwrap(), "nothing is changed");
+    challenged(&proxy, &mut upstream, &Request::post(call(1)), &bearer(PUBLIC_METADATA)).await;
+    let (_, asked) = metadata(&proxy, &mut upstream, &get(&at_public), &[(&at_public, &own)]).await;
+    assert_eq!(asked, [at_public.as_str()]);
+}
+
 #[tokio::test]
 async fn the_server_gets_the_public_host_and_no_other() {
-    for is_trusted in [false, true] {
+    for (is_trusted, is_malformed) in [(false, false), (true, false), (true, true)] {
         let mut upstream = Upstream::start().await;
         let trusted = is_trusted.then(|| Network::from_str("127.0.0.1").expect("an address").into());
         let proxy = Proxy::start(&upstream, |config| {
@@ -261,11 +334,13 @@ async fn the_server_gets_the_public_host_and_no_other() {
             .with("X-Forwarded-Host", "evil")
             .with("X_Forwarded_Host", "evil")
             .with("X-Forwarded-Port", "81");
+        let request = if is_malformed { request.with("Forwarded", "for=\"unclosed;host=evil") } else { request };
         let pending = request.start(proxy.addr).await;
         let call = upstream.next().await;
         let of_public = "proto=https;host=\"mcp.example\"";
         let own = format!("for=127.0.0.1;{of_public}");
         let (list, addresses) = match is_trusted {
+            true if is_malformed => (own, "192.0.2.9, 127.0.0.1"),
             true => (format!("for=192.0.2.9;{of_public}, for=\"a;b\";by=x;{of_public}, {own}"), "192.0.2.9, 127.0.0.1"),
             false => (own, "127.0.0.1"),
         };
@@ -405,5 +480,27 @@ async fn the_head_of_a_silent_get_comes_for_a_caller_with_accepted_credentials()
         at_server.status(status).await;
         pass(Duration::from_secs(5)).await;
         assert_eq!(response.end(), None);
+    }
+}
+
+/// A client that comes back for a refused stream would come back for ever.
+#[tokio::test]
+async fn after_a_late_refusal_of_a_get_the_next_one_has_the_servers_own_head() {
+    for status in [400, 401, 409, 500] {
+        let mut upstream = Upstream::start().await;
+        let proxy = Proxy::start(&upstream, |config| config.sessions.revive = false).await;
+        let session = open_as(&proxy, &mut upstream, json!({}), Some("Bearer token")).await;
+        let get = session.get().with("Authorization", "Bearer token");
+        let pending = get.start(proxy.addr).await;
+        let late = upstream.expect("GET").await;
+        let mut response = pending.response().await.sse();
+        response.prime().await;
+        late.status(status).await;
+        response.ends().await;
+        let pending = get.start(proxy.addr).await;
+        let late = upstream.expect("GET").await;
+        pass(Duration::from_secs(5)).await;
+        late.status(status).await;
+        assert_eq!(pending.response().await.status, status);
     }
 }

@@ -31,17 +31,14 @@ impl Pump {
         let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
         observed.is_trusted(&self.call.credentials, kind, now, clock::wall())
             && self.upstream.knows_cors(template.origin())
-            && match self.source() {
-                Some(source) => !self.upstream.late_responses().has(&source, now),
-                // A standalone stream.
-                None => !self.call.credentials.are_absent(),
-            }
+            && !self.upstream.late_responses().has(&self.source(), now)
     }
 
     /// Records the head of a plain response that cannot pass, because of a commit or because the
     /// stream has ended.
     pub(super) fn record_late_head(&self, status: StatusCode) {
-        if late_responses::matters(status) && self.is_late() {
+        // A GET has no response but its stream, so every status tells its client something.
+        if (self.call.method.is_none() || late_responses::matters(status)) && self.is_late() {
             self.record_source();
         }
     }
@@ -106,16 +103,19 @@ impl Pump {
     }
 
     fn record_source(&self) {
-        if let Some(source) = self.source() {
-            self.upstream.late_responses().record(source, clock::now());
-        }
+        self.upstream.late_responses().record(self.source(), clock::now());
     }
 
-    /// Returns the source of the response, or `None` for a standalone stream.
-    fn source(&self) -> Option<Source> {
-        let (credentials, method) = (self.call.credentials, self.call.method.as_ref()?);
+    /// Returns the source of the response.
+    fn source(&self) -> Source {
+        let credentials = self.call.credentials;
         let address = if credentials.are_absent() { Some(self.call.address) } else { None };
-        Some(Source { credentials, address, name: CallName::of(method, self.call.template.body()) })
+        let name = match &self.call.method {
+            Some(method) => CallName::of(method, self.call.template.body()),
+            // The standalone stream.
+            None => CallName { method: "GET".into(), tool: None },
+        };
+        Source { credentials, address, name }
     }
 }
 

@@ -12,6 +12,7 @@ use super::redirects::{Redirect, differs_by_slash, is_call, origin_of};
 use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::config::HostHeader;
+use crate::protocol::access::is_loopback;
 use crate::protocol::error::{ErrorCode, Failure};
 
 impl HttpServer {
@@ -125,6 +126,20 @@ impl HttpServer {
             _ => format!("{}{reference}", &base[..=base.rfind('/')?]),
         };
         self.uri(&self.path_within_origin(&HeaderValue::from_str(&absolute).ok()?)?).ok()
+    }
+
+    /// Returns path and query of a URL of the upstream's origin. On this machine every name of it
+    /// is the same.
+    pub(in crate::upstream) fn own_place(&self, url: &str) -> Option<String> {
+        let own = &self.config.url;
+        let place = self.reference(url).or_else(|| {
+            let url: Uri = url.parse().ok()?;
+            let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+            let is_here = is_loopback(url.host()?) && is_loopback(own.authority().host());
+            let own_port = own.authority().port_u16().unwrap_or(own.default_port());
+            (is_here && url.scheme_str() == Some(own.scheme()) && port == own_port).then_some(url)
+        })?;
+        Some(place.path_and_query().map_or_else(|| "/".to_owned(), |place| place.as_str().to_owned()))
     }
 
     /// Returns the path and query of a `Location` that names the upstream. A path is never empty.

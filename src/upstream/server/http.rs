@@ -206,7 +206,7 @@ impl HttpServer {
         let mut response = *head.map_err(|unanswered| unanswered.failure)?;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(resource) = resource {
-            resource.rewrite_challenges(self, response.headers_mut());
+            resource.rewrite_challenges(&|url| self.own_place(url), response.headers_mut());
         }
         Ok(response)
     }
@@ -277,7 +277,7 @@ impl Exchange for HttpServer {
             Some(cookies) => Box::pin(self.exchange_with_cookies(cookies, template, target, sent)).await?,
         };
         if let Some(resource) = &self.resource {
-            resource.rewrite_challenges(self, response.headers_mut());
+            resource.rewrite_challenges(&|url| self.own_place(url), response.headers_mut());
             if response.status() == StatusCode::UNAUTHORIZED {
                 resource.check_audience(template);
             }

@@ -9,29 +9,37 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE, WWW_AUTHENTICATE,
-};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, LOCATION, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use tracing::warn;
 
 use super::body::begun;
-use super::http::HttpServer;
-use super::request::Template;
+use super::request::{Body, Template};
 use super::response_body::ResponseBody;
 use crate::config::PublicUrl;
 use crate::protocol::access::is_loopback;
+use crate::protocol::client_address::describes_client;
+use crate::protocol::headers;
 use crate::protocol::jwt;
 use crate::protocol::protected_resource::{self as metadata, Document, MAX_DOCUMENT, WELL_KNOWN, metadata_path};
 use crate::{clock, sync};
 
 /// Time limit for the body of a document.
 const BODY_WAIT: Duration = Duration::from_secs(10);
+/// Headers of a client that go along with a request for a document.
+const PASSED: [&str; 7] =
+    ["accept", "accept-language", "host", "mcp-protocol-version", "origin", "traceparent", "user-agent"];
+/// Pause between two warnings about the audience of tokens: any caller can invent a token.
+const WARN_PAUSE: Duration = Duration::from_secs(600);
 /// Size limit of a place that is remembered.
 const MAX_PLACE: usize = 2048;
+
+/// Finds path and query of a URL of the server's own origin.
+pub(in crate::upstream) type FindOwn<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// The server as a resource with a public name.
 pub(in crate::upstream) struct ProtectedResource {
@@ -40,7 +48,8 @@ pub(in crate::upstream) struct ProtectedResource {
     named: Mutex<Option<String>>,
     has_warned_challenge: AtomicBool,
     has_warned_resource: AtomicBool,
-    has_warned_audience: AtomicBool,
+    /// Time of the last warning about an audience.
+    warned_audience: Mutex<Option<Instant>>,
 }
 
 impl ProtectedResource {
@@ -51,13 +60,13 @@ impl ProtectedResource {
             named: Mutex::default(),
             has_warned_challenge: AtomicBool::default(),
             has_warned_resource: AtomicBool::default(),
-            has_warned_audience: AtomicBool::default(),
+            warned_audience: Mutex::default(),
         })
     }
 
     /// Puts the public URL of the metadata into the challenges of a response from the endpoint, and
     /// remembers the server's own.
-    pub(super) fn rewrite_challenges(&self, server: &HttpServer, headers: &mut HeaderMap) {
+    pub(super) fn rewrite_challenges(&self, own: FindOwn<'_>, headers: &mut HeaderMap) {
         if !headers.contains_key(WWW_AUTHENTICATE) {
             return;
         }
@@ -65,7 +74,7 @@ impl ProtectedResource {
             .get_all(WWW_AUTHENTICATE)
             .iter()
             .map(|challenge| {
-                let replaced = metadata::rewrite_challenge(challenge, |url| self.replacement(server, url));
+                let replaced = metadata::rewrite_challenge(challenge, |url| self.replacement(own, url));
                 replaced.unwrap_or_else(|| challenge.clone())
             })
             .collect();
@@ -77,47 +86,77 @@ impl ProtectedResource {
 
     /// Returns the public URL of the metadata in place of the server's, or `None` for a URL of
     /// another origin.
-    fn replacement(&self, server: &HttpServer, url: &str) -> Option<String> {
-        let Some(own) = own_place(server, url) else {
-            if url.parse::<Uri>().is_ok_and(|url| origin_of(&url) == Some(self.public.origin())) {
-                return None;
+    fn replacement(&self, own: FindOwn<'_>, url: &str) -> Option<String> {
+        let Some(place) = own(url) else {
+            let parsed = url.parse::<Uri>().ok();
+            if let Some(url) = parsed.as_ref().filter(|url| self.is_public(url)) {
+                self.remember(url.path_and_query().map_or("/", |place| place.as_str()));
+                return if url.scheme_str() == Some(self.public.scheme()) {
+                    None
+                } else {
+                    Some(self.public.metadata_url())
+                };
             }
             if !self.has_warned_challenge.swap(true, Ordering::Relaxed) {
                 warn!(
-                    url,
+                    origin = parsed.as_ref().and_then(origin_of),
                     public_url = %self.public,
                     "a 401 of the server names its metadata at another origin, and clients go there: give the server its public URL"
                 );
             }
             return None;
         };
-        if own.len() <= MAX_PLACE {
-            *sync::lock(&self.named) = Some(own);
-        }
+        self.remember(&place);
         Some(self.public.metadata_url())
     }
 
-    /// Warns once if the server refuses a token that was issued for the public URL.
+    fn remember(&self, place: &str) {
+        if place.len() <= MAX_PLACE {
+            *sync::lock(&self.named) = Some(place.to_owned());
+        }
+    }
+
+    /// Returns true for a URL with the public host. A server that does not evaluate the scheme of
+    /// its clients names itself by another.
+    fn is_public(&self, url: &Uri) -> bool {
+        let own = self.public.authority();
+        url.host().is_some_and(|host| host.eq_ignore_ascii_case(own.host()))
+            && url.port_u16().is_none_or(|port| Some(port) == own.port_u16() || port == self.public.port())
+    }
+
+    /// Warns if the server refuses a token that names the public URL, once in ten minutes.
     pub(super) fn check_audience(&self, template: &Template) {
         let Some(authorization) = template.lines().get(&AUTHORIZATION) else { return };
         let Ok(authorization) = HeaderValue::from_bytes(authorization) else { return };
         let is_for_us = jwt::audiences(&authorization).iter().any(|audience| self.public.is_named_by(audience));
         if is_for_us
             && jwt::expires_at(&authorization).is_some_and(|expiry| expiry > clock::wall())
-            && !self.has_warned_audience.swap(true, Ordering::Relaxed)
+            && self.may_warn_of_audience()
         {
             warn!(
                 public_url = %self.public,
-                "the server refuses a token that was issued for listen.public_url: give the server this URL as its resource or audience"
+                "the server refuses a token that names listen.public_url as its audience: if the authorization server issued it, \
+                 give the server this URL as its resource or audience"
             );
         }
+    }
+
+    fn may_warn_of_audience(&self) -> bool {
+        let (now, mut last) = (clock::now(), sync::lock(&self.warned_audience));
+        let may_warn = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_PAUSE);
+        if may_warn {
+            *last = Some(now);
+        }
+        may_warn
     }
 
     /// Returns the places of the metadata at the server, the likeliest first.
     pub(in crate::upstream) fn places(&self, endpoint_path: &str) -> Vec<String> {
         let named = sync::lock(&self.named).clone();
         let mut places = Vec::new();
-        for place in named.into_iter().chain([metadata_path(endpoint_path), WELL_KNOWN.to_owned()]) {
+        // A server that knows its public URL has the document at that path.
+        let paths = [metadata_path(endpoint_path), metadata_path(self.public.path()), WELL_KNOWN.to_owned()];
+        for place in named.into_iter().chain(paths) {
             if !places.contains(&place) {
                 places.push(place);
             }
@@ -137,20 +176,23 @@ impl ProtectedResource {
     /// metadata of a resource.
     pub(in crate::upstream) async fn rename(
         &self,
-        server: &HttpServer,
+        own: FindOwn<'_>,
         response: Response<ResponseBody>,
     ) -> (Response<ResponseBody>, bool) {
-        if response.status() != StatusCode::OK || response.headers().contains_key(CONTENT_ENCODING) {
+        let is_coded = response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
+        if response.status() != StatusCode::OK || is_coded || headers::is_sse(response.headers()) {
             return (response, false);
         }
         let (mut response, whole) = begun(response, MAX_DOCUMENT, BODY_WAIT).await;
-        let is_own = |resource: &Uri| self.is_own(server, resource);
+        let is_own = |resource: &Uri| !self.public.is_named_by(&resource.to_string()) && self.is_own(own, resource);
         match whole.map_or(Document::Other, |body| metadata::rename_resource(&body, self.public.as_str(), is_own)) {
             Document::Renamed(document) => {
                 metadata::describe_changed(response.headers_mut(), document.len());
                 *response.body_mut() = ResponseBody::Whole(Some(Bytes::from(document)));
                 (response, true)
             }
+            // Each spelling of the public URL is the server's choice: the issuer may know that one.
+            Document::Foreign(resource) if self.public.is_named_by(&resource) => (response, true),
             Document::Foreign(resource) => {
                 if !self.has_warned_resource.swap(true, Ordering::Relaxed) {
                     warn!(
@@ -166,36 +208,39 @@ impl ProtectedResource {
     }
 
     /// Returns true for a name of the server that its clients do not know, and for the public one.
-    fn is_own(&self, server: &HttpServer, resource: &Uri) -> bool {
+    fn is_own(&self, own: FindOwn<'_>, resource: &Uri) -> bool {
         let host = resource.host().unwrap_or_default();
         let is_private = || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(metadata::is_private);
-        own_place(server, &resource.to_string()).is_some()
-            || origin_of(resource) == Some(self.public.origin())
-            || is_loopback(host)
-            || is_private()
+        own(&resource.to_string()).is_some() || self.is_public(resource) || is_loopback(host) || is_private()
     }
 }
 
-/// Removes the headers of a request that would change the form of a document.
-pub(in crate::upstream) fn plain_document(headers: &mut HeaderMap) {
-    for name in [IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE] {
-        headers.remove(name);
+/// Returns a request for a document at `target`, of the client that sent `request`. It has no body,
+/// and no credential: a challenge chose the place.
+pub(in crate::upstream) fn document_request(request: &Parts, target: Uri, body: Body) -> Request<Body> {
+    let is_passed = |name: &HeaderName| {
+        let name = name.as_str();
+        PASSED.contains(&name) || name.starts_with("access-control-request-")
+    };
+    let mut document = Request::new(body);
+    let is_preflight = request.method == Method::OPTIONS;
+    *document.method_mut() = if is_preflight { Method::OPTIONS } else { Method::GET };
+    *document.uri_mut() = target;
+    for (name, value) in &request.headers {
+        if is_passed(name) || describes_client(name) {
+            document.headers_mut().append(name, value.clone());
+        }
     }
-    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    document.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    document
 }
 
-/// Returns path and query of a URL of the server's own origin. On this machine every name of it is
-/// the same.
-fn own_place(server: &HttpServer, url: &str) -> Option<String> {
-    let own = &server.config().url;
-    let place = server.reference(url).or_else(|| {
-        let url: Uri = url.parse().ok()?;
-        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
-        let is_here = is_loopback(url.host()?) && is_loopback(own.authority().host());
-        let own_port = own.authority().port_u16().unwrap_or(own.default_port());
-        (is_here && url.scheme_str() == Some(own.scheme()) && port == own_port).then_some(url)
-    })?;
-    Some(place.path_and_query().map_or_else(|| "/".to_owned(), |place| place.as_str().to_owned()))
+/// Returns the place within the server's origin to which a response redirects.
+pub(in crate::upstream) fn redirected(own: FindOwn<'_>, response: &Response<ResponseBody>) -> Option<String> {
+    if !response.status().is_redirection() {
+        return None;
+    }
+    own(response.headers().get(LOCATION)?.to_str().ok()?)
 }
 
 /// Returns scheme, host and port of a URL, in lower case and without the port of the scheme.
