@@ -6,10 +6,13 @@ import json
 import pytest
 
 from harness import stack
+from harness.raw import ask, call, open_session
+from harness.restarts import Restarted
 
 pytestmark = pytest.mark.anyio
 
 LEGACY = ["2025-11-25", "2025-06-18", "2025-03-26"]
+MODERN = "2026-07-28"
 
 
 async def check(port, *arguments):
@@ -63,6 +66,29 @@ async def test_a_server_without_ids_cannot_resume_and_is_known_for_what_it_is(se
     assert bridged == ([0, 0, 0] if revisions else [0, 1, 0] if sessions else [1, 1, 0]), report
     runs = stack.counters(servers[server], key)
     assert runs["started"] == 1, "a tool whose answer cannot be resumed is not cut"
+
+
+@pytest.mark.parametrize("server", KINDS)
+async def test_what_the_report_promises_is_what_serve_does(server, start, key):
+    """Which clients can use the server, and whether a session outlives its restart."""
+    restarted = await asyncio.to_thread(Restarted, start, server)
+    _, report = await check(restarted.port)
+    proxy = await asyncio.to_thread(start, stack.start_proxy, restarted.port)
+    port = proxy.found["port"]
+    session = await open_session(port)
+    assert ("mcp_session_id" in session) == report["facts"]["legacy"]["session"]
+    meta = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+    discovery = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": meta}}
+    answer = await ask(port, body=discovery, mcp_protocol_version=MODERN, mcp_method="server/discover")
+    [found] = await answer.messages()
+    excluded = any(line.startswith("a client of 2026-07-28 that has given up") for line in report["clients"])
+    is_usable = MODERN in found.get("result", {}).get("supportedVersions", [])
+    assert is_usable != excluded, (found, report)
+    await restarted.restart()
+    again = await ask(port, body=call(2, "quick", key=key), **session)
+    revived = any(line.startswith("a session that the server has forgotten") for line in report["adds"])
+    is_served = again.status == 200 and any("result" in message for message in await again.messages())
+    assert is_served == (revived or "mcp_session_id" not in session), (again.status, report)
 
 
 async def test_the_reference_server_replays_what_has_ended_and_loses_what_runs(servers, key):
