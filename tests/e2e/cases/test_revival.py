@@ -226,7 +226,7 @@ async def test_with_revival_switched_off_the_session_is_lost(start, key):
 
 
 async def assert_lost(restarted, port, server, key, clients):
-    async with sessions_at(port, server, key, clients, timeout_ms=5_000) as sessions:
+    async with sessions_at(port, server, key, clients, timeout_ms=15_000) as sessions:
         await restarted.restart()
         for session in sessions.values():
             session.begin(key)
