@@ -58,7 +58,7 @@ impl Proxy {
 
     /// Not part of what is generic above: each test would be compiled with the whole of it.
     async fn configured(config: Config) -> Result<Proxy, sidecar::Error> {
-        let server = Server::bind(config).await?;
+        let server = Box::pin(Server::bind(config)).await?;
         let (addr, admin) = (server.local_addr(), server.admin_addr());
         let certificates = server.certificates().cloned();
         let upstream_files = server.upstream_files().cloned();
