@@ -261,7 +261,7 @@ GOOD = {
         "delivery": {"mode": "stream", "retry_ms": 2_000_000, "progress_except": ["a", "b"]}, "streams": {"max_event_bytes": 16_777_216},
         "dialects": {"stream_url": False, "resume_tokens": {"enabled": True, "tools": ["x"]}}, "listen": {"allowed_hosts": ["mcp.example.com"]},
         "otel": {"endpoint": "http://collector:4318", "headers": ["Authorization=Basic dTpw", "X-Scope-OrgID=a,b"]},
-        "upstream": {"headers": {"X-Key": "env:KEY", "X-Tenant": "a,b"}},
+        "upstream": {"headers": {"X-Key": "k", "X-Tenant": "a,b"}},
     }, "tools": {"long-report": {"max_wait_secs": 1_000_000, "mode": "poll"}, 'a "b"': {"call_timeout_secs": 5}}}},
     "a server on HTTP+SSE": {"sidecar": {"settings": {"upstream": {"sse_url": "http://127.0.0.1:3000/sse"}}}},
     "no trusted networks": {"podNetworks": []},
@@ -409,7 +409,7 @@ def settings_arrive(place):
         "DELIVERY__RETRY_MS": "2000000", "DELIVERY__PROGRESS_EXCEPT": "a,b", "STREAMS__MAX_EVENT_BYTES": "16777216",
         "DIALECTS__STREAM_URL": "false", "DIALECTS__RESUME_TOKENS__TOOLS": "x",
         "OTEL__HEADERS": '["Authorization=Basic dTpw","X-Scope-OrgID=a,b"]',
-        "UPSTREAM__HEADERS": '{"X-Key":"env:KEY","X-Tenant":"a,b"}',
+        "UPSTREAM__HEADERS": '{"X-Key":"k","X-Tenant":"a,b"}',
     }.items():
         require(environment.get(f"MCP_RESUME_{name}") == value, f"{name} is {environment.get(f'MCP_RESUME_{name}')}")
     tools = kubernetes.tomllib.loads(by_kind(things, "ConfigMap", "mcp-sidecar")["data"]["mcp-resume.toml"])["tools"]
