@@ -8,7 +8,7 @@
 //! [RFC 9728]: https://www.rfc-editor.org/rfc/rfc9728
 
 use std::borrow::Cow;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ops::Range;
 
 use http::header::{CONTENT_LENGTH, ETAG, LAST_MODIFIED};
@@ -216,7 +216,11 @@ pub fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
             let is_shared = address.octets()[0] == 100 && address.octets()[1] & 0xc0 == 64;
-            address.is_private() || address.is_loopback() || address.is_link_local() || is_shared || is_none(address)
+            address.is_private()
+                || address.is_loopback()
+                || address.is_link_local()
+                || is_shared
+                || address.is_unspecified()
         }
         IpAddr::V6(address) => match address.to_ipv4_mapped() {
             Some(mapped) => is_private(mapped.into()),
@@ -228,10 +232,6 @@ pub fn is_private(address: IpAddr) -> bool {
             }
         },
     }
-}
-
-fn is_none(address: Ipv4Addr) -> bool {
-    address.is_unspecified()
 }
 
 #[cfg(test)]

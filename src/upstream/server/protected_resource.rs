@@ -2,9 +2,9 @@
 //!
 //! Owned here: the URL in challenges of the server, the place of its metadata, the metadata under
 //! the public name, and warnings about a server that expects another name. Invariant: a document is
-//! requested from the server's own origin alone. Absent: the syntax of
-//! challenges and documents (`protocol/protected_resource.rs`), the check of tokens, and the
-//! metadata of authorization servers, which passes unchanged.
+//! requested from the server's own origin alone. Absent: the syntax of challenges and documents
+//! (`protocol/protected_resource.rs`), the check of tokens, and the metadata of authorization
+//! servers, which passes unchanged.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
