@@ -4,6 +4,7 @@
 //! A start runs in a task of its own. It continues without its request; see
 //! [`pending_start`](super::pending_start).
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,9 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Lines, names};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, code, response};
 use crate::{clock, sync};
+
+/// Shortest start that the log reports while it runs.
+const LONG_START: Duration = Duration::from_secs(5);
 
 impl Channels {
     /// Opens a session, at a new server or at an existing one. Returns the response to
@@ -148,6 +152,14 @@ impl Channels {
         StartFailure { stderr, ..StartFailure::of(ErrorCode::ServerSlow, detail) }
     }
 
+    /// Reports a start that takes long, once.
+    async fn report_slow(&self, number: u64) -> Infallible {
+        clock::sleep(LONG_START).await;
+        let (seconds, stderr) = (LONG_START.as_secs(), self.too_slow(number).stderr.log_text());
+        info!(seconds, stderr, "a server has not responded to initialize yet");
+        std::future::pending().await
+    }
+
     /// Resolves when no request has wanted the start for the configured time (`keep`).
     async fn unwanted(&self, number: u64) {
         let keep = self.settings.keep.max(self.settings.start + Duration::from_secs(1));
@@ -210,6 +222,7 @@ impl StartTask {
         let mut server = None;
         let opened = tokio::select! {
             opened = channels.open_server(number, (users, &worker), request, on_begin, &mut server) => opened,
+            never = channels.report_slow(number) => match never {},
             () = channels.unwanted(number) => Err(channels.too_slow(number)),
         };
         let outcome = match &opened {

@@ -2,9 +2,12 @@
 //!
 //! The reason is often in the first lines, before a text of usage, or in the last ones. Invariant:
 //! no configured value of a variable, and no inherited one that was configured by its name, is in
-//! the lines. Absent: secrets that the program has from other sources.
+//! the lines, as it is or as a part of a URL. Absent: secrets that the program has from other
+//! sources.
 
 use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::environment;
 use super::settings::Settings;
@@ -17,6 +20,9 @@ const LENGTH: usize = 200;
 /// Length of a value that is masked, in bytes. Shorter values are words or numbers.
 const SECRET_MIN: usize = 4;
 const MASK: &str = "***";
+/// Characters that a part of a URL has escaped (RFC 3986, section 2.3). Python leaves the slash.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const ESCAPED_BY_PYTHON: &AsciiSet = &ESCAPED.remove(b'/');
 
 /// The stderr of one child. Clones share it.
 #[derive(Clone)]
@@ -33,6 +39,7 @@ impl Excerpt {
             // A line has a part of a value of several lines.
             .flat_map(|value| value.lines().map(str::trim).map(str::to_owned).collect::<Vec<_>>())
             .filter(|value| value.len() >= SECRET_MIN)
+            .flat_map(spellings)
             .collect();
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
         values.dedup();
@@ -59,6 +66,12 @@ impl Excerpt {
             None => text,
         }
     }
+}
+
+/// Returns a value as it is, and as parts of a URL have it.
+fn spellings(value: String) -> [String; 3] {
+    let escaped = |set| utf8_percent_encode(&value, set).to_string();
+    [escaped(ESCAPED), escaped(ESCAPED_BY_PYTHON), value]
 }
 
 #[cfg(test)]
@@ -98,6 +111,11 @@ mod tests {
         assert_eq!(
             excerpt(&env, &["token=hunter22-and-more hunter22", "in line 1", "  second part", "FIRST PART"]),
             ["token=*** ***", "in line 1", "***", "FIRST PART"]
+        );
+        let url = [("DATABASE", "pass/word+é=")];
+        assert_eq!(
+            excerpt(&url, &["?p=pass%2Fword%2B%C3%A9%3D", "/pass/word%2B%C3%A9%3D/", "pass/word+é="]),
+            ["?p=***", "/***/", "***"]
         );
     }
 }

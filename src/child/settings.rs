@@ -19,9 +19,12 @@ pub struct Settings {
 /// A child could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The program does not exist, or may not be executed.
+    /// The program does not exist in any of the folders of `PATH`, or at its path.
     #[error("the program {0} was not found")]
     NotFound(String),
+    /// The path leads to a file or folder that may not be executed.
+    #[error("the file {0} is not an executable program (chmod +x makes a script one)")]
+    NotExecutable(String),
     /// The working directory cannot be used.
     #[error("the working directory cannot be used: {0}")]
     Directory(#[source] io::Error),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use http::Uri;
 use http::uri::Authority;
+use mcp_resume_protocol::origin;
 
 const DEFAULT_PATH: &str = "/mcp";
 const DEFAULT_SSE_PATH: &str = "/sse";
@@ -102,14 +103,9 @@ impl UpstreamUrl {
         })
     }
 
-    /// Returns `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the
-    /// scheme's own port.
+    /// Returns the origin of the URL, as [`origin::of`] does.
     pub fn origin(&self) -> String {
-        let host = self.authority.host().to_ascii_lowercase();
-        match self.authority.port_u16() {
-            Some(port) if port != self.default_port() => format!("{}://{host}:{port}", self.scheme()),
-            None | Some(_) => format!("{}://{host}", self.scheme()),
-        }
+        origin::serialised(self.scheme(), self.authority.host(), self.authority.port_u16())
     }
 }
 

@@ -27,6 +27,7 @@ pub mod jsonrpc;
 pub mod jwt;
 pub mod lists;
 pub mod named_rules;
+pub mod origin;
 pub mod progress;
 pub mod protected_resource;
 pub mod refusal;

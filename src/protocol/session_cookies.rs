@@ -127,6 +127,21 @@ impl Cookies {
         self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
+    /// Returns the cookies as the text of a header `Cookie`. Returns `None` for cookies that are not
+    /// text.
+    pub fn to_text(&self) -> Option<String> {
+        let pairs: Vec<Vec<u8>> = self.0.iter().map(|(name, value)| [name, &b"="[..], value].concat()).collect();
+        String::from_utf8(pairs.join(&b"; "[..])).ok()
+    }
+
+    /// Reads the text of [`Self::to_text`]. Drops what is no cookie, and cookies over the limits.
+    pub fn from_text(text: &str) -> Self {
+        let pairs = text.split(';').filter_map(|pair| parse(pair.as_bytes()));
+        let mut cookies = Self::default();
+        cookies.apply(pairs.collect());
+        cookies
+    }
+
     /// Returns the header `Cookie` of a request whose client sent `own`. A cookie of the client's
     /// replaces the kept one of its name. Returns `None` if nothing is to be added.
     pub fn header(&self, own: Option<&[u8]>) -> Option<HeaderValue> {
@@ -205,6 +220,18 @@ mod tests {
         assert_eq!(sent(&cookies, Some("S=9; a=b")).as_deref(), Some("S=9; a=b; T=2"));
         assert_eq!(sent(&cookies, Some("T=8;S=9")), None);
         assert_eq!(sent(&cookies, Some("SS=8; xT=9")).as_deref(), Some("SS=8; xT=9; S=1; T=2"));
+    }
+
+    #[test]
+    fn cookies_are_read_from_their_text() {
+        let mut cookies = Cookies::default();
+        cookies.apply(take(&names(&["S", "T"]), &mut response(&["S=\"a=b\"; Path=/", "T=c d"])));
+        let text = cookies.to_text().expect("text");
+        assert_eq!(text, "S=\"a=b\"; T=c d");
+        assert_eq!(Cookies::from_text(&text), cookies);
+        for damaged in ["", ";", "bare", "=x", "S="] {
+            assert_eq!(Cookies::from_text(damaged), Cookies::default(), "{damaged}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::warn;
 
-use crate::event_log::{Handshakes, UpstreamName};
+use crate::event_log::{Handshake, Handshakes, UpstreamName};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::routing;
@@ -86,6 +86,13 @@ impl SessionNames {
         own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
     }
 
+    /// Returns the record of a session by the server's name for it, or `None` without a record.
+    pub(super) fn record(&self, name: &SessionId) -> Option<Arc<Handshake>> {
+        let handshakes = self.handshakes.as_ref()?;
+        let id = handshakes.client_name(name).unwrap_or_else(|| self.visible_name(name));
+        handshakes.find(&id)
+    }
+
     /// Returns true if any session was opened again.
     pub(super) fn has_renamed(&self) -> bool {
         self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed())
@@ -149,7 +156,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event_log::Handshake;
 
     const OWN: Owner = Owner(0xbad_cafe);
 

@@ -115,6 +115,10 @@ impl Upstream {
             let _ = server.owner().set(owner);
         }
         let names = Arc::new(SessionNames::new(server.owner().clone(), handshakes));
+        if let Some(cookies) = server.http().cookies() {
+            let names = names.clone();
+            cookies.keep_in(Box::new(move |name| names.record(name)));
+        }
         Self::over(Named { names, bridged: Bridged { server, bridge } }, revivals)
     }
 

@@ -1,7 +1,8 @@
 //! Cookies of a balancer behind the proxy, kept for a session.
 
-use mcp_resume::config::Config;
+use mcp_resume::config::{Config, DiskStore, Fsync, Store};
 
+use crate::stores::disk::Dir;
 use crate::support::*;
 
 fn sticky(config: &mut Config) {
@@ -88,4 +89,41 @@ async fn without_the_key_cookies_pass() {
     let (request, set) = open(&proxy, &mut upstream, "one", "Set-Cookie: S=1\r\n", "Bearer t").await;
     assert_eq!(set, ["S=1"]);
     assert_eq!(cookies_of(&proxy, &mut upstream, &request, "").await, None);
+}
+
+/// Starts a proxy with sticky cookies and a store in `dir`.
+async fn with_store(upstream: &Upstream, dir: &Dir) -> Proxy {
+    let store = DiskStore { path: dir.0.clone(), fsync: Fsync::Interval, max_bytes: 1 << 30 };
+    Proxy::start(upstream, |config| {
+        sticky(config);
+        config.store = Store::Disk(store);
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_store_has_the_cookies_of_the_session() {
+    let dir = Dir::new("session-cookies");
+    let mut upstream = Upstream::start().await;
+    let proxy = with_store(&upstream, &dir).await;
+    let (request, _) = open(&proxy, &mut upstream, "one", "Set-Cookie: S=1\r\n", "Bearer t").await;
+    let sent = cookies_of(&proxy, &mut upstream, &request, "").await;
+    assert_eq!(sent.as_deref(), Some("S=1"));
+    proxy.stop().await;
+
+    let proxy = with_store(&upstream, &dir).await;
+    let stranger = request.clone().with_body(call(2)).with("Authorization", "Bearer other");
+    assert_eq!(cookies_of(&proxy, &mut upstream, &stranger, "").await, None);
+    let sent = cookies_of(&proxy, &mut upstream, &request.clone().with_body(call(3)), "Set-Cookie: S=2\r\n").await;
+    assert_eq!(sent.as_deref(), Some("S=1"));
+    proxy.stop().await;
+
+    let proxy = with_store(&upstream, &dir).await;
+    let sent =
+        cookies_of(&proxy, &mut upstream, &request.clone().with_body(call(4)), "Set-Cookie: S=; Max-Age=0\r\n").await;
+    assert_eq!(sent.as_deref(), Some("S=2"));
+    proxy.stop().await;
+
+    let proxy = with_store(&upstream, &dir).await;
+    assert_eq!(cookies_of(&proxy, &mut upstream, &request.clone().with_body(call(5)), "").await, None);
 }

@@ -53,7 +53,7 @@ use crate::protocol::call_name::CallName;
 use crate::protocol::client_names::ClientNames;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, ResponseFacts};
-use crate::protocol::ids::StreamKind;
+use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
@@ -193,13 +193,16 @@ impl End {
     /// Returns the end of a sealed stream, or `None` for any other stream.
     fn of(machine: &Machine, at: Instant) -> Option<Self> {
         let Phase::Sealed { outcome, .. } = machine.lifecycle().phase() else { return None };
+        let (reader, tail) = (machine.reader(), machine.numbering().tail());
+        // A client may close its connection as soon as it has the response, before this is read.
+        let has_response = outcome == Outcome::Completed && tail > Seq(0) && reader.written() == tail;
         Some(Self {
             kind: machine.policy().kind,
             outcome,
             failure: machine.lifecycle().failure(),
-            is_attached: machine.reader().is_attached(),
-            events: machine.numbering().tail().0,
-            connections: machine.reader().connections(),
+            is_attached: reader.is_attached() || has_response,
+            events: tail.0,
+            connections: reader.connections(),
             at,
         })
     }

@@ -8,12 +8,13 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 
 use super::http::HttpServer;
-use super::redirects::{Redirect, differs_by_slash, is_call, origin_of};
+use super::redirects::{Redirect, differs_by_slash, is_call};
 use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::config::HostHeader;
 use crate::protocol::access::is_loopback;
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::origin;
 
 impl HttpServer {
     /// Returns the path and query of the endpoint: the configured query is always sent, the
@@ -56,7 +57,7 @@ impl HttpServer {
         {
             return Redirect::To(path.as_str().to_owned());
         }
-        if is_call(template) { Redirect::Away(origin_of(&other)) } else { Redirect::None }
+        if is_call(template) { Redirect::Away(origin::of(&other).unwrap_or_default()) } else { Redirect::None }
     }
 
     /// Returns the URI of a reference that names a host, or `None` for any other. Browsers read a

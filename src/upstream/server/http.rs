@@ -103,6 +103,11 @@ impl HttpServer {
         self.resource.as_ref()
     }
 
+    /// Returns the cookies of sessions, or `None` if none are kept.
+    pub(in crate::upstream) fn cookies(&self) -> Option<&Arc<SessionCookies>> {
+        self.cookies.as_ref()
+    }
+
     /// Returns the configuration.
     pub(in crate::upstream) fn config(&self) -> &config::Upstream {
         &self.config

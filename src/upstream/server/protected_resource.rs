@@ -25,6 +25,7 @@ use crate::protocol::access::is_loopback;
 use crate::protocol::client_address::describes_client;
 use crate::protocol::headers;
 use crate::protocol::jwt;
+use crate::protocol::origin;
 use crate::protocol::protected_resource::{self as metadata, Document, MAX_DOCUMENT, WELL_KNOWN, metadata_path};
 use crate::{clock, sync};
 
@@ -99,7 +100,7 @@ impl ProtectedResource {
             }
             if !self.has_warned_challenge.swap(true, Ordering::Relaxed) {
                 warn!(
-                    origin = parsed.as_ref().and_then(origin_of),
+                    origin = parsed.as_ref().and_then(origin::of),
                     public_url = %self.public,
                     "a 401 of the server names its metadata at another origin, and clients go there: give the server its public URL"
                 );
@@ -241,14 +242,4 @@ pub(in crate::upstream) fn redirected(own: FindOwn<'_>, response: &Response<Resp
         return None;
     }
     own(response.headers().get(LOCATION)?.to_str().ok()?)
-}
-
-/// Returns scheme, host and port of a URL, in lower case and without the port of the scheme.
-fn origin_of(url: &Uri) -> Option<String> {
-    let (scheme, host) = (url.scheme_str()?.to_ascii_lowercase(), url.host()?.to_ascii_lowercase());
-    let default_port = if scheme == "https" { 443 } else { 80 };
-    Some(match url.port_u16() {
-        Some(port) if port != default_port => format!("{scheme}://{host}:{port}"),
-        Some(_) | None => format!("{scheme}://{host}"),
-    })
 }

@@ -10,8 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use http::header::ACCEPT;
-use http::uri::Authority;
-use http::{Method, Response, StatusCode, Uri};
+use http::{Method, Response, StatusCode};
 use serde_json::json;
 use tracing::warn;
 
@@ -47,14 +46,6 @@ pub(super) fn is_call(template: &Template) -> bool {
 /// Returns true if two paths differ by slashes at their ends alone.
 pub(super) fn differs_by_slash(path: &str, other: &str) -> bool {
     path != other && path.trim_end_matches('/') == other.trim_end_matches('/')
-}
-
-/// Returns scheme, host and port of a URI. Its path and query may hold secrets.
-pub(super) fn origin_of(uri: &Uri) -> String {
-    let authority = uri.authority().map_or("", Authority::as_str);
-    // A user and a password come before the host.
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    format!("{}://{host}", uri.scheme_str().unwrap_or_default())
 }
 
 /// Returns the error in place of a redirect of `template` to another origin.
@@ -110,17 +101,6 @@ mod tests {
             ("/mcp", "//mcp", false),
         ] {
             assert_eq!(differs_by_slash(path, other), expected, "{path} {other}");
-        }
-    }
-
-    #[test]
-    fn an_origin_has_neither_path_nor_user() {
-        for (uri, expected) in [
-            ("https://login.example/a?token=x", "https://login.example"),
-            ("http://me:secret@other.example:81/", "http://other.example:81"),
-            ("https://[::1]:8443/mcp", "https://[::1]:8443"),
-        ] {
-            assert_eq!(origin_of(&uri.parse().unwrap()), expected);
         }
     }
 }

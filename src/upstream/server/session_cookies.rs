@@ -1,12 +1,13 @@
 //! Cookies of sessions, for a load balancer with sticky cookies before the server.
 //!
 //! Owned here: the cookies of each session and caller, from the responses of the endpoint to its
-//! later requests. A request with other credentials has no part in them. Absent: names and limits
-//! of the cookies (`protocol::session_cookies`). After a refresh of its token a caller gets new
-//! ones from the balancer.
+//! later requests. A request with other credentials has no part in them. The session's record gets
+//! the cookies of one caller, for a store. Absent: names and limits of the cookies
+//! (`protocol::session_cookies`), and the records (`event_log`). After a refresh of its token a
+//! caller gets new ones from the balancer.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use http::header::COOKIE;
 use http::{HeaderMap, Method, Response};
@@ -15,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::config;
+use crate::event_log::{Handshake, KeptCookies};
 use crate::protocol::headers::SessionId;
 use crate::protocol::session_cookies::{Cookies, SetCookie, take};
 use crate::sync;
@@ -28,11 +30,15 @@ const OVERHEAD: usize = 256;
 /// A session and its caller.
 type Key = [u8; 32];
 
+/// Returns the record of a session by the server's name for it, or `None` without a record.
+pub(in crate::upstream) type RecordOf = Box<dyn Fn(&SessionId) -> Option<Arc<Handshake>> + Send + Sync>;
+
 /// Cookies of all sessions.
-#[derive(Debug)]
-pub(super) struct SessionCookies {
+pub(in crate::upstream) struct SessionCookies {
     config: config::SessionCookies,
     table: Mutex<Table>,
+    /// Records of the sessions. Not set if sessions are not opened again.
+    record_of: OnceLock<RecordOf>,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +54,9 @@ struct Table {
 struct Entry {
     cookies: Cookies,
     last_use: u64,
+    /// True if the record of the session has the cookies. A new session has its record only after
+    /// its first response.
+    is_recorded: bool,
 }
 
 impl SessionCookies {
@@ -56,49 +65,82 @@ impl SessionCookies {
         if config.names.is_empty() {
             return None;
         }
-        Some(Arc::new(Self { config: config.clone(), table: Mutex::default() }))
+        Some(Arc::new(Self { config: config.clone(), table: Mutex::default(), record_of: OnceLock::new() }))
+    }
+
+    /// Keeps cookies in these records as well. To be called once, before the first request.
+    pub(in crate::upstream) fn keep_in(&self, record_of: RecordOf) {
+        let _ = self.record_of.set(record_of);
     }
 
     /// Returns the request with the cookies of its session, or `None` if it has none to add.
     pub(super) fn added_to(&self, template: &Template) -> Option<Template> {
-        let key = self.key_of(template)?;
+        let (session, key) = self.key_of(template)?;
+        let is_recorded = sync::lock(&self.table).is_recorded(&key);
+        if is_recorded != Some(true) {
+            self.match_record(&session, key, is_recorded.is_some());
+        }
         let cookie = sync::lock(&self.table).header(&key, template.lines().get(&COOKIE))?;
         Some(template.clone().with(COOKIE, cookie))
     }
 
-    /// Takes the cookies out of the response to a request, and keeps them for its session.
-    pub(super) fn take_from(&self, response: &mut Response<ResponseBody>, template: &Template) {
-        let key = self.key_of(template);
-        let changes = take(&self.config.names, response.headers_mut());
-        if *template.method() == Method::DELETE && response.status().is_success() {
-            if let Some(key) = key {
-                sync::lock(&self.table).remove(&key);
+    /// Records the cookies of a session if the table has them, and else takes them from its record.
+    fn match_record(&self, session: &SessionId, key: Key, is_known: bool) {
+        let Some(record) = self.record_of.get().and_then(|record_of| record_of(session)) else { return };
+        if !is_known {
+            if let Some(kept) = record.cookies().filter(|kept| kept.digest == key) {
+                sync::lock(&self.table).restore(key, Cookies::from_text(&kept.text));
             }
-        } else if !changes.is_empty()
-            && let Some(key) = key.or_else(|| self.opened(response.headers(), template))
-        {
-            sync::lock(&self.table).apply(key, changes);
+            return;
+        }
+        let text = sync::lock(&self.table).recorded_text(&key);
+        if let Some(text) = text {
+            record.note_cookies(KeptCookies { digest: key, text: text.into() });
         }
     }
 
-    /// Returns the key of the session that a request names.
-    fn key_of(&self, template: &Template) -> Option<Key> {
-        let session = std::str::from_utf8(template.session_name()?).ok()?;
-        Some(self.key(session, template))
+    /// Takes the cookies out of the response to a request, and keeps them for its session.
+    pub(super) fn take_from(&self, response: &mut Response<ResponseBody>, template: &Template) {
+        let found = self.key_of(template);
+        let changes = take(&self.config.names, response.headers_mut());
+        if *template.method() == Method::DELETE && response.status().is_success() {
+            if let Some((_, key)) = found {
+                sync::lock(&self.table).remove(&key);
+            }
+        } else if !changes.is_empty()
+            && let Some((session, key)) = found.or_else(|| self.opened(response.headers(), template))
+        {
+            let is_known = sync::lock(&self.table).apply(key, changes);
+            if is_known {
+                self.match_record(&session, key, true);
+            } else if let Some(record) = self.record_of.get().and_then(|record_of| record_of(&session)) {
+                // The response has ended the last cookie.
+                record.note_cookies_end(&key);
+            }
+        }
     }
 
-    /// Returns the key of a session that a response opens.
-    fn opened(&self, response: &HeaderMap, template: &Template) -> Option<Key> {
-        SessionId::from_headers(response).map(|session| self.key(session.as_str(), template))
+    /// Returns the session that a request names, by the server's name, with its key.
+    fn key_of(&self, template: &Template) -> Option<(SessionId, Key)> {
+        let session = SessionId::parse(std::str::from_utf8(template.session_name()?).ok()?)?;
+        let key = self.key(&session, template);
+        Some((session, key))
     }
 
-    fn key(&self, session: &str, template: &Template) -> Key {
+    /// Returns a session that a response opens, with its key.
+    fn opened(&self, response: &HeaderMap, template: &Template) -> Option<(SessionId, Key)> {
+        let session = SessionId::from_headers(response)?;
+        let key = self.key(&session, template);
+        Some((session, key))
+    }
+
+    fn key(&self, session: &SessionId, template: &Template) -> Key {
         let mut hash = Sha256::new();
         let mut add = |part: &[u8]| {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         };
-        add(session.as_bytes());
+        add(session.as_str().as_bytes());
         for name in &self.config.credentials {
             add(template.lines().get(name).unwrap_or_default());
         }
@@ -116,22 +158,48 @@ impl Table {
         entry.cookies.header(own)
     }
 
-    fn apply(&mut self, key: Key, changes: Vec<SetCookie>) {
+    /// Returns whether the record of a session has its cookies, or `None` without cookies.
+    fn is_recorded(&self, key: &Key) -> Option<bool> {
+        self.sessions.get(key).map(|entry| entry.is_recorded)
+    }
+
+    /// Returns the cookies of a session for its record, and notes that the record has them.
+    fn recorded_text(&mut self, key: &Key) -> Option<String> {
+        let entry = self.sessions.get_mut(key)?;
+        entry.is_recorded = true;
+        entry.cookies.to_text()
+    }
+
+    /// Puts the cookies of a record into the table, unless a response was faster.
+    fn restore(&mut self, key: Key, cookies: Cookies) {
+        if !self.sessions.contains_key(&key) {
+            self.put(key, cookies, true);
+        }
+    }
+
+    /// Applies the changes of a response. Returns false if the session has no cookie then.
+    fn apply(&mut self, key: Key, changes: Vec<SetCookie>) -> bool {
         let mut cookies = self.remove(&key).unwrap_or_default();
         cookies.apply(changes);
+        self.put(key, cookies, false)
+    }
+
+    /// Puts cookies into the table. Returns false without a cookie.
+    fn put(&mut self, key: Key, cookies: Cookies, is_recorded: bool) -> bool {
         if cookies.is_empty() {
-            return;
+            return false;
         }
         self.uses += 1;
         self.bytes += cookies.bytes() + OVERHEAD;
         self.by_use.insert(self.uses, key);
-        self.sessions.insert(key, Entry { cookies, last_use: self.uses });
+        self.sessions.insert(key, Entry { cookies, last_use: self.uses, is_recorded });
         while self.bytes > MAX_BYTES
             && let Some((_, oldest)) = self.by_use.first_key_value()
         {
             let oldest = *oldest;
             self.remove(&oldest);
         }
+        true
     }
 
     fn remove(&mut self, key: &Key) -> Option<Cookies> {

@@ -32,6 +32,7 @@ pub use generations::UpstreamName;
 use held_bytes::AllBytes;
 pub use record::{AttemptEnd, Handshake};
 use renamed::Renamed;
+pub use stored::KeptCookies;
 pub(in crate::event_log) use stored::StoredHandshake;
 
 use crate::clock;

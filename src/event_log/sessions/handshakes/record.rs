@@ -15,7 +15,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use super::changes::Change;
 use super::generations::{Generations, UpstreamName};
 use super::held_bytes::HeldBytes;
-use super::stored::StoredHandshake;
+use super::stored::{KeptCookies, StoredHandshake};
 use crate::clock;
 use crate::event_log::backing::HomeTerm;
 use crate::identity::Principal;
@@ -109,6 +109,8 @@ pub(super) struct State {
     read_lists: ReadLists,
     /// Notifications of the lists that differed when the session was opened again.
     changed_lists: Vec<&'static str>,
+    /// Cookies of a load balancer, of the caller whose cookies changed last.
+    cookies: Option<KeptCookies>,
     /// Status of the server's refusal of the standalone stream, while the session lived, or `None`.
     pub(super) refused_get: Option<u16>,
     pub(super) is_over: bool,
@@ -137,6 +139,7 @@ impl State {
             was_answered: false,
             read_lists: ReadLists::default(),
             changed_lists: Vec::new(),
+            cookies: None,
             refused_get: None,
             is_over: false,
             used: now,
@@ -167,7 +170,8 @@ impl Handshake {
         let bytes = HeldBytes::default();
         let of_subscriptions: usize = state.subscriptions.iter().map(|uri| uri.len() + SUBSCRIPTION_COST).sum();
         let of_lists = state.read_lists.byte_len();
-        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len() + of_subscriptions + of_lists);
+        let of_cookies = state.cookies.as_ref().map_or(0, |cookies| cookies.text.len());
+        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len() + of_subscriptions + of_lists + of_cookies);
         Arc::new(Self {
             params,
             version,
@@ -195,6 +199,7 @@ impl Handshake {
             subscriptions: stored.subscriptions.into_iter().collect(),
             was_answered: stored.was_answered,
             read_lists: stored.read_lists,
+            cookies: stored.cookies,
             ..State::new(stored.principals)
         };
         Self::with(params, version, server, keep, state)
@@ -219,6 +224,7 @@ impl Handshake {
             subscriptions: state.subscriptions.iter().cloned().collect(),
             was_answered: state.was_answered,
             read_lists: state.read_lists.clone(),
+            cookies: state.cookies.clone(),
             keep: self.keep,
         }
     }
@@ -364,6 +370,38 @@ impl Handshake {
     /// Returns whether the server has ever responded to a request in the session.
     pub fn was_answered(&self) -> bool {
         self.lock().was_answered
+    }
+
+    /// Notes the cookies of a caller in the session, in place of those noted before. Where all
+    /// records hold too much, none are kept.
+    pub fn note_cookies(&self, cookies: KeptCookies) {
+        let mut state = self.lock();
+        if state.cookies.as_ref() == Some(&cookies) {
+            return;
+        }
+        if let Some(before) = state.cookies.take() {
+            self.bytes.remove(before.text.len());
+        }
+        if self.bytes.add(cookies.text.len()) {
+            state.cookies = Some(cookies);
+        } else {
+            self.bytes.remove(cookies.text.len());
+        }
+        self.change.note();
+    }
+
+    /// Notes that a caller has no cookies in the session any more.
+    pub fn note_cookies_end(&self, digest: &[u8; 32]) {
+        let mut state = self.lock();
+        if let Some(ended) = state.cookies.take_if(|cookies| cookies.digest == *digest) {
+            self.bytes.remove(ended.text.len());
+            self.change.note();
+        }
+    }
+
+    /// Returns the cookies that were noted last.
+    pub fn cookies(&self) -> Option<KeptCookies> {
+        self.lock().cookies.clone()
     }
 
     /// Notes the status of the server's refusal of the standalone stream of the session, which

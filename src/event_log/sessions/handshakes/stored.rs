@@ -46,8 +46,20 @@ pub(in crate::event_log) struct StoredHandshake {
     /// Pages of lists that the client has read.
     #[serde(default = "ReadLists::unknown")]
     pub(super) read_lists: ReadLists,
+    /// Cookies of a load balancer, of one caller in the session.
+    #[serde(default)]
+    pub(super) cookies: Option<KeptCookies>,
     /// Lifetime of the record after the last use of its session.
     pub(in crate::event_log) keep: Duration,
+}
+
+/// Cookies of a load balancer before the server, for the requests of one caller in a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptCookies {
+    /// Digest of the server's name for the session, and of the caller's credentials.
+    pub digest: [u8; 32],
+    /// The cookies, as in a header `Cookie`.
+    pub text: Box<str>,
 }
 
 /// Masked: the parameters may hold secrets.
