@@ -20,7 +20,7 @@ pub(crate) struct Upstream {
     addr: SocketAddr,
     calls: mpsc::UnboundedReceiver<Call>,
     sender: mpsc::UnboundedSender<Call>,
-    accepting: Option<JoinHandle<()>>,
+    accepting: Option<(Arc<Notify>, JoinHandle<()>)>,
     refusals: watch::Sender<usize>,
     connections: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<Weak<Conn>>>>,
@@ -82,8 +82,10 @@ impl Upstream {
     /// Refuses new connections, and closes idle ones until the proxy has closed them too. Running
     /// calls live on.
     pub(crate) async fn refuse(&mut self) {
-        if let Some(accepting) = self.accepting.take() {
-            accepting.abort();
+        if let Some((end, accepting)) = self.accepting.take() {
+            // The runtime looks at its sockets before this continues.
+            tokio::task::yield_now().await;
+            end.notify_one();
             // Only once the task is gone is the listener closed.
             let _ = accepting.await;
         }
@@ -117,8 +119,11 @@ impl Upstream {
         let refusals = self.refusals.subscribe();
         let connections = self.connections.clone();
         let open = self.open.clone();
-        self.accepting = Some(tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
+        let end = Arc::new(Notify::new());
+        let ended = end.clone();
+        let accepting = async move {
+            // Connections that the system has accepted come before the end: they would be reset.
+            while let Some(Ok((stream, _))) = next_connection(&listener, &ended).await {
                 connections.fetch_add(1, Ordering::SeqCst);
                 let mut refusals = refusals.clone();
                 refusals.mark_unchanged();
@@ -126,7 +131,17 @@ impl Upstream {
                 open.lock().await.push(Arc::downgrade(&conn));
                 tokio::spawn(converse(conn, read, sender.clone(), refusals));
             }
-        }));
+        };
+        self.accepting = Some((end, tokio::spawn(accepting)));
+    }
+}
+
+/// Returns the next connection, or `None` at the end.
+async fn next_connection(listener: &TcpListener, end: &Notify) -> Option<std::io::Result<(TcpStream, SocketAddr)>> {
+    tokio::select! {
+        biased;
+        accepted = listener.accept() => Some(accepted),
+        () = end.notified() => None,
     }
 }
 
