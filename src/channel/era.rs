@@ -12,14 +12,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::caller::Caller;
 use super::connection::{Begun, End};
+use super::link::ProgramEnd;
 use super::metrics::EndReason;
 use super::pending_start::StartFailure;
 use super::server::Server;
-use super::start::until;
+use super::start::{report_silence, until};
 use super::table::Channels;
 use crate::clock;
 use crate::protocol::era::{REVISION, discover as discover_message, era_of, ping};
@@ -63,7 +64,10 @@ impl Channels {
         _lock: OwnedMutexGuard<()>,
     ) -> Result<Era, StartFailure> {
         let server = self.shared(caller.as_ref()).await?;
-        let response = until(clock::now() + self.settings.start, discover(&server)).await.ok().flatten();
+        let response = tokio::select! {
+            response = until(clock::now() + self.settings.start, discover(&server)) => response.ok().flatten(),
+            never = report_silence("server/discover", || server.stderr()) => match never {},
+        };
         if server.connection.ending() == Some(End::Closed) {
             // The proxy has ended it. The era stays unknown.
             return Err(ErrorCode::NoServer.into());
@@ -74,7 +78,9 @@ impl Channels {
             sync::lock(&self.state).start_gate.record_response();
         }
         if !has_responded && server.connection.ending() == Some(End::Lost) {
-            info!("a server has ended when it was asked for its revisions");
+            let how = server.program_end().await.map(ProgramEnd::describe);
+            let stderr = server.stderr().log_text();
+            warn!(how, stderr, "a server has ended when it was asked for its revisions");
             self.era.handle_end();
             // A client that also speaks an older revision falls back to it.
             return Ok(Era::Legacy);

@@ -37,6 +37,10 @@ use crate::{clock, sync};
 /// took a byte.
 pub(super) const ATTEMPTS: usize = 3;
 
+/// Reasons of a refusal at a server of an older revision, or at one that does not say its revision.
+const HAS_SESSIONS: &str = "Unsupported protocol version: the server has sessions";
+const ENDED: &str = "Unsupported protocol version: the server ended when it was asked for its revisions, and the log of the proxy says how";
+
 /// Returns true if a request without a session belongs to a revision without sessions, by its
 /// header or its `_meta`.
 pub(super) fn is_modern(request: &Request<'_>) -> bool {
@@ -70,9 +74,10 @@ impl Channels {
             Ok(Era::Legacy) => {
                 let requested = jsonrpc::meta_protocol_version(request.body).unwrap_or_default();
                 let data = json!({"supported": ProtocolVersion::LEGACY, "requested": requested});
+                let reason = if self.era.is_by_end() { ENDED } else { HAS_SESSIONS };
                 // Every client that probes falls back to `initialize` from the code of the older
                 // SDKs, but not from `UNSUPPORTED_VERSION`.
-                error(id, code::INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
+                error(id, code::INVALID_REQUEST, reason, data)
             }
             Err(failure) => failure.into_response(&ids),
         }
@@ -147,8 +152,9 @@ impl Channels {
         self.limits.metrics.observe_start(outcome);
         match &result {
             Ok(_) => info!("a server was started for requests without sessions"),
-            Err(StartFailure { code, detail, .. }) => {
-                warn!(error = code.label(), detail, "no server was started for requests without sessions");
+            Err(StartFailure { code, detail, stderr, .. }) => {
+                let (error, stderr) = (code.label(), stderr.log_text());
+                warn!(error, detail, stderr, "no server was started for requests without sessions");
                 sync::lock(&self.state).without_sessions.remove(&caller);
             }
         }

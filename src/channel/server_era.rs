@@ -29,13 +29,15 @@ pub(crate) struct KnownEra {
     pub(crate) since: Instant,
     /// Expiry: the era must be discovered again after it. `None` for an era that does not expire.
     until: Option<Instant>,
+    /// True if the server has ended in place of a response.
+    is_by_end: bool,
 }
 
 impl KnownEra {
     /// Creates an era that was found now, and is valid for `ttl`.
     fn new(era: Era, ttl: Option<Duration>) -> Self {
         let since = clock::now();
-        Self { era, since, until: ttl.map(|ttl| since + ttl) }
+        Self { era, since, until: ttl.map(|ttl| since + ttl), is_by_end: false }
     }
 
     /// Returns true before the expiry of the era.
@@ -60,6 +62,11 @@ impl ServerEra {
         self.last().filter(KnownEra::is_valid).map(|known| known.era)
     }
 
+    /// Returns true if the server has ended during the last discovery.
+    pub(super) fn is_by_end(&self) -> bool {
+        self.last().is_some_and(|known| known.is_by_end)
+    }
+
     /// Sets the era. It does not expire without a `ttl`.
     pub(crate) fn set(&self, era: Era, ttl: Option<Duration>) {
         sync::lock(&self.0).known = Some(KnownEra::new(era, ttl));
@@ -77,7 +84,7 @@ impl ServerEra {
     pub(super) fn handle_end(&self) {
         let mut state = sync::lock(&self.0);
         let pause = state.pauses.next_pause();
-        state.known = Some(KnownEra::new(Era::Legacy, Some(pause)));
+        state.known = Some(KnownEra { is_by_end: true, ..KnownEra::new(Era::Legacy, Some(pause)) });
     }
 
     /// Handles the server's refusal of `initialize` with this error. If the server speaks no

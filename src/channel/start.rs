@@ -17,7 +17,7 @@ use super::admission::{StartPermit, StartRoute};
 use super::body::{Events, Response};
 use super::caller::Sharers;
 use super::connection::{Begun, Connection, End, Refused, Users};
-use super::link::ProgramEnd;
+use super::link::{ProgramEnd, ShownStderr};
 use super::metrics::{EndReason, StartOutcome};
 use super::pending_start::{ExistingStart, PendingStart, Reassigned, StartFailure, StartRequest, StartResponse};
 use super::request::{OnBegin, Request, request_id};
@@ -152,14 +152,6 @@ impl Channels {
         StartFailure { stderr, ..StartFailure::of(ErrorCode::ServerSlow, detail) }
     }
 
-    /// Reports a start that takes long, once.
-    async fn report_slow(&self, number: u64) -> Infallible {
-        clock::sleep(LONG_START).await;
-        let (seconds, stderr) = (LONG_START.as_secs(), self.too_slow(number).stderr.log_text());
-        info!(seconds, stderr, "a server has not responded to initialize yet");
-        std::future::pending().await
-    }
-
     /// Resolves when no request has wanted the start for the configured time (`keep`).
     async fn unwanted(&self, number: u64) {
         let keep = self.settings.keep.max(self.settings.start + Duration::from_secs(1));
@@ -222,7 +214,7 @@ impl StartTask {
         let mut server = None;
         let opened = tokio::select! {
             opened = channels.open_server(number, (users, &worker), request, on_begin, &mut server) => opened,
-            never = channels.report_slow(number) => match never {},
+            never = report_silence("initialize", || channels.too_slow(number).stderr) => match never {},
             () = channels.unwanted(number) => Err(channels.too_slow(number)),
         };
         let outcome = match &opened {
@@ -382,6 +374,14 @@ fn describe_garbage(connection: &Connection) -> Option<String> {
             "lines of its output that were no JSON-RPC: {lines} (stdout must have JSON-RPC messages only, and stderr the log)"
         )),
     }
+}
+
+/// Reports a server that has not responded to its first request for some seconds, once.
+pub(super) async fn report_silence(method: &str, stderr: impl FnOnce() -> ShownStderr) -> Infallible {
+    clock::sleep(LONG_START).await;
+    let (seconds, stderr) = (LONG_START.as_secs(), stderr().log_text());
+    info!(method, seconds, stderr, "a server has not responded to its first request yet");
+    std::future::pending().await
 }
 
 pub(super) async fn until<F: Future>(deadline: Instant, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {

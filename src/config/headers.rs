@@ -51,24 +51,30 @@ const OWN_FAMILIES: [&str; 3] = ["access-control-", "content-", "mcp-"];
 /// Variables that change how a program is found, loaded or run. In capitals.
 /// Those that each program has from the proxy are among them: a client without the header would get
 /// the proxy's.
-const REFUSED_VARIABLES: [&str; 14] = [
+const REFUSED_VARIABLES: [&str; 20] = [
+    "BASHOPTS",
     "CLASSPATH",
     "ENV",
     "GCONV_PATH",
     "GLIBC_TUNABLES",
     "HOME",
+    "HOSTALIASES",
     "IFS",
     "LOGNAME",
     "PATH",
     "PERLLIB",
     "PHPRC",
+    "PROMPT_COMMAND",
+    "PS4",
     "SHELL",
+    "SHELLOPTS",
     "TERM",
     "USER",
+    "ZDOTDIR",
     "_JAVA_OPTIONS",
 ];
 /// Beginnings of further such variables.
-const REFUSED_FAMILIES: [&str; 24] = [
+const REFUSED_FAMILIES: [&str; 29] = [
     "BASH_",
     "BUN_",
     "CORECLR_",
@@ -76,11 +82,15 @@ const REFUSED_FAMILIES: [&str; 24] = [
     "DENO_",
     "DOTNET_",
     "DYLD_",
+    "ELECTRON_",
+    "ERL_",
     "GIT_",
+    "GRADLE_",
     "JAVA_",
     "JDK_",
     "LD_",
     "LUA_",
+    "MAVEN_",
     "MCP_RESUME_",
     "NODE_",
     "NPM_",
@@ -90,6 +100,7 @@ const REFUSED_FAMILIES: [&str; 24] = [
     "PIP_",
     "PYTHON",
     "RUBY",
+    "RUST",
     "SSL_",
     "UV_",
     "XDG_",
@@ -441,6 +452,11 @@ mod tests {
             "JDK_JAVA_OPTIONS",
             "GIT_SSH_COMMAND",
             "BASH_ENV",
+            "SHELLOPTS",
+            "ZDOTDIR",
+            "ELECTRON_RUN_AS_NODE",
+            "MAVEN_OPTS",
+            "ERL_FLAGS",
             "https_proxy",
             "NO_PROXY",
             "SSL_CERT_FILE",

@@ -24,8 +24,9 @@ const SUBJECTS_MAX: usize = 4096;
 pub enum Principal {
     /// No credential: the event ID is the only key to a stream.
     Anonymous,
-    /// No credential, but a query in the URL, given as a hash. It may be a key, so it separates
-    /// streams; but many callers may use one URL, so they count as anonymous.
+    /// No credential, but a query in the URL or the ID of an access key, given as a hash. It
+    /// separates streams. But many callers may use one URL, and the ID is no secret, so they count
+    /// as anonymous.
     AnonymousAt([u8; 16]),
     /// Hash of all credentials and of their places.
     Known([u8; 16]),
@@ -176,9 +177,14 @@ impl Principals {
             PrincipalSource::Cookie(name) => {
                 self.known(cookies(presented.headers, name).map(|value| ("cookie", value)))
             }
-            PrincipalSource::SigV4 => self.known(
-                header_values(presented.headers, AUTHORIZATION).filter_map(|value| Some(("key", access_key(value)?))),
-            ),
+            // The ID of a key is no secret, so nothing but the signature proves the caller.
+            PrincipalSource::SigV4 => {
+                let keys: Vec<_> = header_values(presented.headers, AUTHORIZATION).filter_map(access_key).collect();
+                if keys.is_empty() {
+                    return Principal::Anonymous;
+                }
+                Principal::AnonymousAt(self.hash(keys.into_iter().map(|key| ("key", key))))
+            }
             PrincipalSource::None => Principal::Anonymous,
         }
     }
@@ -422,7 +428,8 @@ mod tests {
         let signed = |rest: &str| format!("AWS4-HMAC-SHA256 {rest}");
         let one =
             of(&signed("Credential=AKID/20261128/eu-west-1/lambda/aws4_request, SignedHeaders=host, Signature=a"));
-        assert!(!one.is_anonymous());
+        assert!(one.is_anonymous(), "its key of a retry counts in a session alone");
+        assert_ne!(one, Principal::Anonymous);
         for same in [
             signed(
                 "Credential=AKID/20261129/eu-west-1/lambda/aws4_request, SignedHeaders=host;x-amz-date, Signature=b",
@@ -440,7 +447,7 @@ mod tests {
             &signed("Credential=AKID"),
             &signed("Signature=a"),
         ] {
-            assert!(of(other).is_anonymous(), "{other}");
+            assert_eq!(of(other), Principal::Anonymous, "{other}");
         }
     }
 

@@ -127,7 +127,7 @@ impl Cookies {
         self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// Returns the cookies as the text of a header `Cookie`. Returns `None` for cookies that are not
+    /// Returns the cookies as the text of a header `Cookie`. Returns `None` for cookies that are no
     /// text.
     pub fn to_text(&self) -> Option<String> {
         let pairs: Vec<Vec<u8>> = self.0.iter().map(|(name, value)| [name, &b"="[..], value].concat()).collect();

@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue};
 
 use crate::config::PublicUrl;
 use crate::protocol::client_address::describes_client;
-use crate::protocol::headers::{Line, Lines, elements};
+use crate::protocol::headers::{self, Line, Lines, elements};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -160,8 +160,7 @@ fn is_quoted(text: &str) -> bool {
 
 /// Returns true for a header whose value the public URL gives, by any of its spellings.
 fn is_of_public(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    [X_FORWARDED_HOST, X_FORWARDED_PROTO, X_FORWARDED_PORT].iter().any(|own| own.as_str() == name)
+    [X_FORWARDED_HOST, X_FORWARDED_PROTO, X_FORWARDED_PORT].iter().any(|own| headers::are_alike(own, name))
 }
 
 /// Forwarding headers received from earlier proxies.

@@ -4,49 +4,33 @@
 //! deploy. Clients drop a server that refuses `initialize` or a list so. Owned here: the further
 //! attempts of such a request until `upstream.wait_secs` after its first. Invariants: a request
 //! with effects is never sent again; a JSON-RPC body is the server's own response, and passes.
-//! Absent: servers that accept no connections ([`super::wait`]).
+//! Absent: the signs of such a response ([`super::gateway_status`]), and servers that accept no
+//! connections ([`super::wait`]).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, Response, StatusCode};
+use http::Response;
 use tracing::debug;
 
+use super::gateway_status::{PAUSES, examine, is_gateway_status, pause_of};
 use super::metrics::Metrics;
-use super::server::body::begun;
 use super::server::exchange::{Exchange, Unanswered};
 use super::server::request::Template;
 use super::server::response_body::ResponseBody;
 use super::server::sent::Sent;
 use super::stack::Upstream;
 use super::wait::{Waiting, withdrawn};
-use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::effects;
 use crate::protocol::error::Failure;
-use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Body, Message};
-
-/// Pauses before further attempts, if the response names no time.
-const PAUSES: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
-/// Shortest pause that a response can name.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// Size limit of a body that can be a JSON-RPC error, in bytes. A larger body in JSON passes.
-const BODY_MAX: usize = 64 * 1024;
-/// Longest wait for such a body.
-const BODY_WAIT: Duration = Duration::from_secs(1);
 
 /// Returns true if the response may be a gateway's, and the request can be sent again. A proof is
 /// for one request.
 pub(super) fn may_concern(template: &Template, response: &Response<ResponseBody>) -> bool {
     is_gateway_status(response) && !template.has_proof() && can_repeat(template.body())
-}
-
-fn is_gateway_status(response: &Response<ResponseBody>) -> bool {
-    let statuses = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
-    statuses.contains(&response.status()) && !headers::is_sse(response.headers())
 }
 
 /// Returns true for a body without effects, and for `initialize`: a session that no client knows
@@ -105,23 +89,6 @@ pub(super) async fn ask_again(
             }
         }
     }
-}
-
-/// Reads a response far enough to know whether it is a gateway's. The returned response has its
-/// whole body.
-async fn examine(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
-    if !headers::is_read_as_json(response.headers()) {
-        return (response, true);
-    }
-    let (response, body) = begun(response, BODY_MAX, BODY_WAIT).await;
-    let is_gateway = body.is_some_and(|body| jsonrpc::peek_any(&body).is_err());
-    (response, is_gateway)
-}
-
-/// Returns the seconds of `Retry-After`.
-fn pause_of(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse::<u32>().ok()?;
-    Some(Duration::from_secs(u64::from(seconds)).max(SHORTEST))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod direct_call;
 mod discovery;
 mod forwarded;
 mod gateway_errors;
+mod gateway_status;
 mod inline_task;
 mod input;
 mod late_responses;

@@ -145,3 +145,16 @@ async fn a_session_is_opened_again_once_the_new_server_is_there() {
     again.json(200, result(1)).await;
     assert_eq!(pending.response().await.status, 200);
 }
+
+/// The proxy's own `initialize`, in place of the client's.
+#[tokio::test]
+async fn a_session_is_opened_again_by_an_initialize_that_waits_for_the_gateway() {
+    let (mut upstream, proxy, session) = ready().await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    forget(&mut upstream, "tools/call", "s-1").await;
+    refuse(upstream.expect("initialize").await, 503, "Retry-After: 0\r\n").await;
+    open_again(&mut upstream, "s-2").await;
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(upstream.is_quiet());
+}

@@ -62,6 +62,10 @@ async fn a_session_keeps_the_cookies_of_its_balancer() {
     assert_eq!(sent.as_deref(), Some("S=9; a=b; AWSALB=a"));
     let sent = cookies_of(&proxy, &mut upstream, &request.clone().with_body(call(3)), "").await;
     assert_eq!(sent.as_deref(), Some("AWSALB=a; S=2"));
+    // The server gets one line in any case.
+    let two_lines = request.clone().with_body(call(4)).with("Cookie", "a=b").and("Cookie", "c=d");
+    let sent = cookies_of(&proxy, &mut upstream, &two_lines, "").await;
+    assert_eq!(sent.as_deref(), Some("a=b; c=d; AWSALB=a; S=2"));
     // The GET stream and the end of the session go to the same server.
     let get = request.clone().method("GET").with_body("").with("Accept", "text/event-stream");
     let pending = get.start(proxy.addr).await;

@@ -29,11 +29,14 @@ fn assert_added(call: &Call) {
     for (name, value) in [("authorization", "Bearer operator"), ("x-api-key", "key"), ("x-tenant", "t")] {
         assert_eq!(call.head.all(name), [value], "{name} of {} {}", call.method, call.target);
     }
+    assert_eq!(call.header("x_api_key"), None);
 }
 
 /// A request with values of the client's own.
 fn own(request: Request) -> Request {
-    request.with("Authorization", "Bearer client").with("X-Tenant", "other").and("X-Tenant", "third")
+    let request = request.with("Authorization", "Bearer client").with("X-Tenant", "other").and("X-Tenant", "third");
+    // CGI programs read this as the same name.
+    request.with("X_API_Key", "other")
 }
 
 #[tokio::test]

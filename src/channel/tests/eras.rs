@@ -1,11 +1,18 @@
 //! Servers that end during the discovery of their revisions.
 
+use super::super::{Body, Response};
 use super::*;
 use crate::clock;
 use crate::protocol::headers::names;
 
 /// Sends a request of a revision without sessions. Returns the status of its response.
 fn modern(setup: &Setup) -> JoinHandle<u16> {
+    let sending = responded(setup);
+    tokio::spawn(async move { sending.await.expect("no panic").status().as_u16() })
+}
+
+/// Sends a request of a revision without sessions.
+fn responded(setup: &Setup) -> JoinHandle<Response> {
     let (channels, caller) = (setup.channels.clone(), Arc::new(caller_of(1)));
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28"});
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}).to_string();
@@ -23,8 +30,15 @@ fn modern(setup: &Setup) -> JoinHandle<u16> {
             start_kind: StartKind::First,
             on_begin: Box::new(|| {}),
         };
-        channels.send(request).await.status().as_u16()
+        channels.send(request).await
     })
+}
+
+/// Returns the text of the error in a response.
+async fn error_text(sending: JoinHandle<Response>) -> String {
+    let Body::Whole(Some(body)) = within(sending).await.expect("no panic").into_body() else { panic!("no JSON") };
+    let error: Value = serde_json::from_slice(&body).expect("JSON");
+    error["error"]["message"].as_str().expect("a text").to_owned()
 }
 
 async fn status(sending: JoinHandle<u16>) -> u16 {
@@ -54,6 +68,7 @@ async fn a_server_that_ends_at_the_question_is_asked_again_later() {
         let sending = modern(&setup);
         die(&mut setup).await;
         assert_eq!(status(sending).await, 400, "its client falls back to initialize");
+        assert!(error_text(responded(&setup)).await.contains("the server ended when it was asked"));
         assert_eq!(status(modern(&setup)).await, 400);
         setup.starts_none();
         clock::sleep(Duration::from_secs(pause)).await;
@@ -65,7 +80,7 @@ async fn a_server_that_ends_at_the_question_is_asked_again_later() {
     assert_eq!(status(sending).await, 400);
     // This server has named its era.
     clock::sleep(Duration::from_secs(3600)).await;
-    assert_eq!(status(modern(&setup)).await, 400);
+    assert!(error_text(responded(&setup)).await.contains("the server has sessions"));
     setup.starts_none();
 }
 

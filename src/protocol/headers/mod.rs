@@ -228,6 +228,26 @@ const BOTH_TYPES: &str = "application/json, text/event-stream";
 /// Media type of an event stream.
 const SSE: &str = "text/event-stream";
 
+/// Sets these headers in place of all others of the same names, in any spelling.
+pub fn replace(headers: &mut HeaderMap, set: &[(HeaderName, HeaderValue)]) {
+    let is_replaced = |own: &&HeaderName| set.iter().any(|(name, _)| are_alike(own, name));
+    let replaced: Vec<_> = headers.keys().filter(is_replaced).cloned().collect();
+    for own in replaced {
+        headers.remove(own);
+    }
+    for (name, value) in set {
+        headers.insert(name, value.clone());
+    }
+}
+
+/// Returns true for two spellings of one name: CGI and its successors read `x_key` as `x-key` (RFC
+/// 3875 §4.1.18).
+pub fn are_alike(one: &HeaderName, other: &HeaderName) -> bool {
+    let (one, other) = (one.as_str().bytes(), other.as_str().bytes());
+    let dashed = |byte| if byte == b'_' { b'-' } else { byte };
+    one.len() == other.len() && one.map(dashed).eq(other.map(dashed))
+}
+
 /// Parses `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a
 /// weight of 0 excludes it. A request without `Accept`, or with an empty one, accepts both types.
 ///

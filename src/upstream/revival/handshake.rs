@@ -23,6 +23,7 @@ use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::protocol::stream::SessionChange;
 use crate::simulation::{self, Bug};
+use crate::upstream::gateway_status;
 use crate::upstream::server::body::collect;
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::request::Template;
@@ -227,9 +228,9 @@ impl Handshaking {
         let mut headers = self.headers();
         headers.remove(names::MCP_PROTOCOL_VERSION);
         let template = self.request.beside(Method::POST, &headers, body.into()).for_revival();
-        let mut pauses = PAUSES;
+        let (mut pauses, wait) = (PAUSES, self.upstream.server().http().config().wait);
         loop {
-            match self.upstream.unnamed().exchange(&template, None).await {
+            match gateway_status::initialize(self.upstream.unnamed(), &template, wait).await {
                 Ok(response) => return Ok(response),
                 Err(_) if self.handshake.is_over() => return Err("the session was ended"),
                 Err(_) => clock::sleep(pauses.next_pause()).await,

@@ -196,12 +196,10 @@ impl HttpServer {
         mut request: Request<Body>,
         path: &str,
     ) -> Result<Response<ResponseBody>, Failure> {
-        if let Some(headers) = &self.headers
+        if let Some(added) = &self.headers
             && self.config.url.is_endpoint(request.uri().path())
         {
-            for (name, value) in &**headers {
-                request.headers_mut().insert(name, value.clone());
-            }
+            headers::replace(request.headers_mut(), added);
         }
         *request.uri_mut() = self.uri(path)?;
         let resource = self.resource.as_ref().filter(|_| self.config.url.is_endpoint(request.uri().path()));

@@ -201,12 +201,10 @@ impl Template {
         self
     }
 
-    /// Returns the request with these headers in place of its own of the same names.
+    /// Returns the request with these headers, as [`headers::replace`] sets them.
     pub(in crate::upstream) fn with_headers(&self, added: &[(HeaderName, HeaderValue)]) -> Self {
         let mut headers = self.lines.to_map();
-        for (name, value) in added {
-            headers.insert(name, value.clone());
-        }
+        headers::replace(&mut headers, added);
         Self { lines: Lines::from(&headers), ..self.clone() }
     }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use http::header::COOKIE;
-use http::{HeaderMap, Method, Response};
+use http::{HeaderMap, HeaderValue, Method, Response};
 use sha2::{Digest, Sha256};
 
 use super::request::Template;
@@ -80,7 +80,10 @@ impl SessionCookies {
         if is_recorded != Some(true) {
             self.match_record(&session, key, is_recorded.is_some());
         }
-        let cookie = sync::lock(&self.table).header(&key, template.lines().get(&COOKIE))?;
+        // A client may send several lines, and the server gets one (RFC 6265, section 5.4).
+        let own = template.lines().to_map();
+        let own: Vec<&[u8]> = own.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        let cookie = sync::lock(&self.table).header(&key, Some(&own.join(&b"; "[..])))?;
         Some(template.clone().with(COOKIE, cookie))
     }
 
@@ -212,7 +215,6 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
     use http::header::SET_COOKIE;
 
     use super::*;

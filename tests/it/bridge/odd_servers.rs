@@ -370,3 +370,19 @@ async fn a_response_that_only_lenient_parsers_read_is_translated() {
         );
     }
 }
+
+/// The server is being replaced, and a gateway in front of it says so.
+#[tokio::test]
+async fn a_session_is_opened_once_a_gateway_has_its_server() {
+    let (mut upstream, proxy) = stage().await;
+    let pending = request(1, "tools/list", json!({})).start(proxy.addr).await;
+    let refusal = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: no session"}}"#;
+    upstream.expect("server/discover").await.json(400, refusal).await;
+    upstream.expect("initialize").await.status_with(503, "retry-after: 0\r\n").await;
+    opens(&mut upstream, false).await;
+    let (get, list) = first_two(&mut upstream).await;
+    get.status(405).await;
+    let id = list.json_body()["id"].clone();
+    list.json(200, json!({"jsonrpc": "2.0", "id": id, "result": {"tools": []}}).to_string()).await;
+    assert_eq!(pending.response().await.json().await["id"], 1);
+}

@@ -20,8 +20,9 @@ use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::upstream::bridge::responses::{json_response, refusal, response_in};
 use crate::upstream::bridge::sessions::until_idle;
+use crate::upstream::gateway_status;
 use crate::upstream::server::body::begun;
-use crate::upstream::server::exchange::{Exchange, Exchanged};
+use crate::upstream::server::exchange::Exchanged;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 use crate::upstream::token_probe::confirms_token;
@@ -101,7 +102,8 @@ impl ModernClients {
         let initialize = synthetic::post(&plain(&request.template), bridge::initialize(&id, &request.envelope));
         let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
         let opening = async {
-            let response = match self.link.server.exchange(&initialize, None).await {
+            let wait = self.link.server.http().config().wait;
+            let response = match gateway_status::initialize(&*self.link.server, &initialize, wait).await {
                 Ok(response) if response.status().is_success() => response,
                 Ok(refusal) if refusal.status().is_client_error() && !is_about_caller(refusal.status()) => {
                     return Err(NoSession::Refused(Box::new(Ok(self.translated(refusal, &request.id).await))));
