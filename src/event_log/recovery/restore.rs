@@ -27,6 +27,9 @@ use crate::store::{Error, StoreHealth};
 /// Longest wait of a client for an event in flight to the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Pause between two requests to a store that may be unreachable.
+const DOUBT_STEP: Duration = Duration::from_millis(250);
+
 /// Error: only the store can have the stream, and it is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store cannot be reached")]
@@ -95,12 +98,10 @@ impl Restoration {
             if !may_be_taken_over(backing, &here, last) {
                 return Ok(());
             }
-            match is_taken_over(backing, &here).await {
-                Ok(false) => return Ok(()),
-                Ok(true) => self.streams.leave(&here),
-                // Memory stands in for an unreachable store.
-                Err(_) if is_unreachable && !backing.lease_health.is_in_doubt() => return Ok(()),
-                Err(_) => return Err(Unreachable),
+            if is_taken_over_beyond_doubt(backing, &here).await? {
+                self.streams.leave(&here);
+            } else {
+                return Ok(());
             }
         }
         // Only the store has the events that a stub lacks.
@@ -240,4 +241,25 @@ async fn wait_for_follower(backing: &Backing, here: &Arc<Stream>, seq: Seq) -> R
         return Ok(());
     }
     tokio::time::timeout(STORE_PATIENCE, here.replica().caught_up_to(seq)).await.map_err(|_| Unreachable)
+}
+
+/// Returns whether another replica has the stream. For some seconds after the end of this replica's
+/// lease the store may be slow, or unreachable. Memory stands in for an unreachable one.
+async fn is_taken_over_beyond_doubt(backing: &Backing, here: &Arc<Stream>) -> Result<bool, Unreachable> {
+    let until = clock::now() + STORE_PATIENCE;
+    loop {
+        if let Ok(is_taken_over) = is_taken_over(backing, here).await {
+            return Ok(is_taken_over);
+        }
+        let may_stand_in = backing.on_unreachable == OnUnreachable::Degrade;
+        let is_in_doubt = backing.lease_health.is_in_doubt();
+        if may_stand_in && !is_in_doubt && backing.store.health() == StoreHealth::Unreachable {
+            return Ok(false);
+        }
+        // A client that is refused tries once more, and gives up.
+        if !may_stand_in || !is_in_doubt || clock::now() >= until {
+            return Err(Unreachable);
+        }
+        clock::sleep(DOUBT_STEP).await;
+    }
 }

@@ -14,6 +14,9 @@ use crate::contract;
 use mcp_resume_base::random;
 
 const KEEP: Duration = Duration::from_secs(3600);
+/// Attempts, and the pauses between them, until the threads of a store that was dropped have ended.
+const LOCKED_MAX: usize = 6000;
+const LOCKED_STEP: Duration = Duration::from_millis(10);
 
 /// A directory that is removed at the end of the test.
 struct TemporaryDirectory(PathBuf);
@@ -32,8 +35,16 @@ impl TemporaryDirectory {
         self.opened().store
     }
 
+    /// Opens the store. The threads of one that was dropped may hold its lock for a moment.
     fn opened(&self) -> Opened {
-        Disk::open(self.options(Fsync::Always), "replica").unwrap()
+        let open = || Disk::open(self.options(Fsync::Always), "replica");
+        for _ in 0..LOCKED_MAX {
+            match open() {
+                Err(OpenError::Locked { .. }) => std::thread::sleep(LOCKED_STEP),
+                opened => return opened.unwrap(),
+            }
+        }
+        open().unwrap()
     }
 
     /// Returns a copy of its present contents.
