@@ -130,8 +130,6 @@ pub struct Rest {
     /// The last event that the log has dropped.
     trimmed: Seq,
     owed_responses: Box<[(RequestId, OwedResponse)]>,
-    last_error: Option<Seq>,
-    failure: Option<Failure>,
     last_retry: Duration,
     progress: ReaderProgress,
     is_cancelled: bool,
@@ -143,6 +141,8 @@ pub struct Rest {
 /// The state that few ended streams have.
 #[derive(Debug, Default)]
 struct Rare {
+    last_error: Option<Seq>,
+    failure: Option<Failure>,
     server_requests: PackedRequests,
     announcements: Option<Box<AnnouncementState>>,
     last_input_turn: Option<Seq>,
@@ -157,20 +157,22 @@ impl Rest {
         let (owed_responses, last_error) = lifecycle.owed_responses.take_parts();
         let trimmed = lifecycle.numbering.trimmed();
         let rare = Rare {
+            last_error,
+            failure: lifecycle.failure,
             server_requests: PackedRequests::of(std::mem::take(server_requests), trimmed),
             announcements: lifecycle.announcements.take(),
             last_input_turn: input_turn.began_at(),
             takeovers: reader.takeovers(),
         };
-        let is_plain = rare.server_requests.is_empty()
+        let is_plain = rare.last_error.is_none()
+            && rare.failure.is_none()
+            && rare.server_requests.is_empty()
             && rare.announcements.is_none()
             && rare.last_input_turn.is_none()
             && rare.takeovers == Takeovers::default();
         Self {
             trimmed,
             owed_responses: owed_responses.into(),
-            last_error,
-            failure: lifecycle.failure,
             last_retry: reader.last_retry(),
             progress: reader.progress(),
             is_cancelled: lifecycle.is_cancelled,
@@ -188,7 +190,7 @@ impl Rest {
 
     /// Returns the failure by the proxy that ended the stream, or `None` if there was no failure.
     pub fn failure(&self) -> Option<Failure> {
-        self.failure
+        self.rare.as_ref()?.failure
     }
 
     /// Returns the last event written to any connection.
@@ -261,11 +263,11 @@ impl Machine {
 
     fn put_rest(&mut self, rest: Rest) {
         let Self { lifecycle, reader, server_requests, input_turn, .. } = self;
-        lifecycle.owed_responses = OwedResponses::of(rest.owed_responses.into(), rest.last_error);
-        lifecycle.failure = rest.failure;
         lifecycle.is_cancelled = rest.is_cancelled;
         lifecycle.is_revoked = rest.is_revoked;
         let rare = rest.rare.map(|rare| *rare).unwrap_or_default();
+        lifecycle.owed_responses = OwedResponses::of(rest.owed_responses.into(), rare.last_error);
+        lifecycle.failure = rare.failure;
         lifecycle.announcements = rare.announcements;
         *server_requests = rare.server_requests.unpack();
         if let Some(cursor) = rare.last_input_turn {
