@@ -26,7 +26,7 @@ const PROMOTION_RETRY: Duration = Duration::from_millis(500);
 /// The phase of one stream, and the state that its end depends on.
 #[derive(Debug)]
 pub struct Lifecycle {
-    pub(super) policy: Box<Policy>,
+    pub(super) policy: Policy,
     pub(super) phase: Phase,
     pub(super) head_origin: HeadOrigin,
     /// The outcome of a stream that ends once its last event is stored, or `None` if more events
@@ -60,7 +60,7 @@ impl Lifecycle {
             announcements: None,
             timers: TimerTable::default(),
             effects: VecDeque::new(),
-            policy: Box::new(policy),
+            policy,
         };
         if let Some(after) = lifecycle.policy.commit_after {
             lifecycle.timers.set(Timer::Commit, now + after);
