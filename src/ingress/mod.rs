@@ -202,13 +202,7 @@ async fn dispatch(
             return Box::pin(home_queries::respond(components, &context, refused)).await;
         }
     }
-    if !context.has_remote_session() {
-        let call = || {
-            let call = components.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
-            call.for_caller(context.caller.clone())
-        };
-        components.upstream.ping_headers().renew(&context.binding, call);
-    }
+    renew_ping_headers(components, &context);
     if let Some(named) = stream_url
         && matches!(context.parts.method, Method::GET | Method::POST)
     {
@@ -226,7 +220,11 @@ async fn dispatch(
         if let Some(code) = refused {
             return refuse_post(components, code, &context, &body);
         }
-        return by_body(components, context, body).await;
+        let version = context.session.as_deref().and_then(Session::version);
+        return match classify(components, &context, &body, version) {
+            Route::Call(call) => calls::handle(components, context, call, body).await,
+            route => Box::pin(by_route(components, context, route, body)).await,
+        };
     }
     if misdirected::is_misdirected(components, &context, None, &[]) {
         return refusals::refuse(components, ErrorCode::Misdirected);
@@ -235,6 +233,17 @@ async fn dispatch(
         return refusals::refuse(components, code);
     }
     Box::pin(by_head(components, context, body)).await
+}
+
+/// Lets pings in the session of a request have its headers.
+fn renew_ping_headers(components: &Components, context: &RequestContext) {
+    if !context.has_remote_session() {
+        let call = || {
+            let call = components.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            call.for_caller(context.caller.clone())
+        };
+        components.upstream.ping_headers().renew(&context.binding, call);
+    }
 }
 
 /// Refuses a request by its head, or returns `None`.
@@ -299,21 +308,25 @@ async fn by_stream_url(
     }
 }
 
-/// Passes on a POST by its body.
-async fn by_body(components: &Arc<Components>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
-    let version = context.session.as_deref().and_then(Session::version);
-    match classify(components, &context, &body, version) {
+/// Passes on a POST by the route of its body.
+async fn by_route(
+    components: &Arc<Components>,
+    context: Box<RequestContext>,
+    route: Route,
+    body: Bytes,
+) -> Response<BoxBody> {
+    match route {
         Route::Call(call) => calls::handle(components, context, call, body).await,
-        Route::Dialect(request) => Box::pin(dialect_requests::handle(components, context, request, body)).await,
-        Route::Task(request, call) => Box::pin(task(components, context, request, call, body)).await,
+        Route::Dialect(request) => dialect_requests::handle(components, context, request, body).await,
+        Route::Task(request, call) => task(components, context, request, call, body).await,
         Route::ClientResponses(messages) => {
             context.connection.receipts().prove(&components.log);
-            Box::pin(client_responses::handle(components, context, messages, body)).await
+            client_responses::handle(components, context, messages, body).await
         }
         Route::Refuse(code) => refusals::refuse_body(components, code, &body),
         Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match context.remote_session_error() {
             Some(code) => refuse_post(components, code, &context, &body),
-            None => Box::pin(forward::forward_post(components, context, body)).await,
+            None => forward::forward_post(components, context, body).await,
         },
     }
 }

@@ -22,7 +22,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 
-use self::partial_results::PartialResults;
 use self::remote_retry::EarlierCall;
 use self::request::{Beginning, CallRequest, Reply, Retry, StartedCall, retry_of};
 use self::start::Begun;
@@ -54,53 +53,26 @@ use crate::upstream::InlineTask;
 /// Response to a POST that begins no call here and returns to none.
 type Refusal = Box<Response<BoxBody>>;
 
-/// Handles a POST with requests.
+/// Handles a POST with requests. Responds from the call that it begins, or from the earlier call
+/// that it retries.
 pub(super) async fn handle(
     components: &Components,
     context: Box<RequestContext>,
     call: classify::Call,
-    body: Bytes,
+    mut body: Bytes,
 ) -> Response<BoxBody> {
-    match partial_results::decide(components, &call, &body) {
-        (partial, TokenField::Absent) => {
-            context.connection.receipts().prove(&components.log);
-            begin_or_return(components, context, call, body, partial).await
+    let (partial, token) = partial_results::decide(components, &call, &body);
+    match (token, &partial) {
+        (TokenField::Absent, _) => context.connection.receipts().prove(&components.log),
+        (TokenField::Null | TokenField::Token(_), None) => {
+            return refusals::refuse_call(components, ErrorCode::NotInBatch, &call);
         }
-        (partial, token) => Box::pin(call_with_token(components, context, call, body, partial, token)).await,
-    }
-}
-
-/// Handles a call with the field of a resume token.
-async fn call_with_token(
-    components: &Components,
-    context: Box<RequestContext>,
-    call: classify::Call,
-    body: Bytes,
-    partial: Option<Box<PartialResults>>,
-    token: TokenField,
-) -> Response<BoxBody> {
-    let Some(partial) = partial else {
-        return refusals::refuse_call(components, ErrorCode::NotInBatch, &call);
-    };
-    match token {
-        TokenField::Token(token) => {
-            continuation::handle(components, context, call, &partial.method, &body, token.as_deref()).await
-        }
-        TokenField::Absent | TokenField::Null => {
-            let body = resume_tokens::without_token(&body, &partial.method).into();
-            begin_or_return(components, context, call, body, Some(partial)).await
+        (TokenField::Null, Some(partial)) => body = resume_tokens::without_token(&body, &partial.method).into(),
+        (TokenField::Token(token), Some(partial)) => {
+            let continued = continuation::handle(components, context, call, &partial.method, &body, token.as_deref());
+            return Box::pin(continued).await;
         }
     }
-}
-
-/// Responds to a POST from the call that it begins, or from the earlier call that it retries.
-async fn begin_or_return(
-    components: &Components,
-    context: Box<RequestContext>,
-    call: classify::Call,
-    body: Bytes,
-    partial: Option<Box<PartialResults>>,
-) -> Response<BoxBody> {
     let mut request = CallRequest::new(components, context, call, body, partial);
     match start_call(components, &mut request).await {
         Ok(Begun::Stream(started)) if request.task.is_some() => {
