@@ -184,7 +184,7 @@ async fn open_standalone(
     let template = Arc::new(template.for_caller(context.caller.clone()));
     let attachment = stream.attach(event_log::new_attach(), Seq(0));
     let terms = CallTerms {
-        method: None,
+        name: None,
         accept: Accept { json: true, sse: true, names_sse: true },
         observer: ResponseObserver::default(),
         progress: None,

@@ -11,17 +11,17 @@ use super::context::RequestContext;
 use crate::config::Tasks;
 use crate::dialect;
 use crate::event_log::{self, Session, Stream};
+use crate::protocol::call_name::NameSource;
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::headers::Accept;
 use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::MethodName;
 use crate::simulation::{self, Bug};
 use crate::upstream::{self, InlineTask, ProgressRule, Pump, ResponseObserver, Template};
 
 /// Part of an upstream call that its request decides.
 pub(super) struct CallTerms {
-    /// Method of the request, or `None` for a standalone stream.
-    pub(super) method: Option<MethodName>,
+    /// Source of the call's name, or `None` for a standalone stream.
+    pub(super) name: Option<NameSource>,
     /// Media types that the client accepts.
     pub(super) accept: Accept,
     /// Observer of the response.
@@ -133,16 +133,16 @@ pub(super) fn call(
     template: Arc<Template>,
     terms: CallTerms,
 ) -> upstream::Call {
-    let CallTerms { method, accept, observer, progress, tasks } = terms;
+    let CallTerms { name, accept, observer, progress, tasks } = terms;
     let may_revive = components.upstream.revives_sessions()
         && context.binding.session.is_some()
         && !observer.opens_session()
         && !components.drain.is_refusing_calls();
-    let is_unanswered = |session: &&Arc<Session>| may_revive && method.is_some() && !session.was_answered();
+    let is_unanswered = |session: &&Arc<Session>| may_revive && name.is_some() && !session.was_answered();
     let unanswered = context.session.as_ref().filter(is_unanswered).cloned();
     upstream::Call {
         template,
-        method,
+        name,
         accept,
         credentials: context.credentials,
         address: context.address,

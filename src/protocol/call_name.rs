@@ -3,11 +3,21 @@
 //! Both are text of the client, cut to a limit. Absent: arguments, which may be secret.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::jsonrpc::{self, MethodName};
 
 /// Limit for a name. Longer ones are cut.
 const MAX_CHARS: usize = 64;
+
+/// Source of a call's name, beside its body.
+#[derive(Clone, Debug)]
+pub struct NameSource {
+    /// The method, or `batch` for an array.
+    pub method: MethodName,
+    /// The place of the text of `params.name`, if it was seen; see [`jsonrpc::tool_name_at`].
+    pub tool: Option<Range<usize>>,
+}
 
 /// The method of a call, and its tool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +29,14 @@ pub struct CallName {
 }
 
 impl CallName {
-    /// Returns the name of a call of `method`; reads the tool from its body.
-    pub fn of(method: &MethodName, body: &[u8]) -> Self {
-        let tool = if *method == "tools/call" { jsonrpc::tool_name(body) } else { None };
+    /// Returns the name of a call with this body.
+    pub fn of(NameSource { method, tool }: &NameSource, body: &[u8]) -> Self {
+        let tool = if *method == "tools/call" { jsonrpc::tool_name_at(body, tool.as_ref()) } else { None };
         let method = match cut(method) {
             Some(cut) => Cow::Owned(cut.to_owned()),
             None => method.clone(),
         };
-        Self { method, tool: tool.map(|tool| cut(&tool).map_or_else(|| tool.as_str().into(), Into::into)) }
+        Self { method, tool: tool.map(|tool| cut(&tool).unwrap_or(&tool).into()) }
     }
 
     /// Returns the memory of the name beside the value itself, in bytes.
@@ -53,7 +63,8 @@ mod tests {
         let call =
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{"name":"x"}}}"#;
         let named = |method: &'static str, body: &str| {
-            let CallName { method, tool } = CallName::of(&method.into(), body.as_bytes());
+            let source = NameSource { method: method.into(), tool: None };
+            let CallName { method, tool } = CallName::of(&source, body.as_bytes());
             (method.into_owned(), tool.map(String::from))
         };
         assert_eq!(named("tools/call", call), ("tools/call".into(), Some("slow".into())));
@@ -62,7 +73,8 @@ mod tests {
         for (length, kept) in [(MAX_CHARS, MAX_CHARS), (MAX_CHARS + 1, MAX_CHARS), (1000, MAX_CHARS)] {
             let long = call.replace("slow", &"ü".repeat(length));
             assert_eq!(named("tools/call", &long).1, Some("ü".repeat(kept)));
-            assert_eq!(CallName::of(&"m".repeat(length).into(), b"").method, "m".repeat(kept));
+            let source = NameSource { method: "m".repeat(length).into(), tool: None };
+            assert_eq!(CallName::of(&source, b"").method, "m".repeat(kept));
         }
     }
 }

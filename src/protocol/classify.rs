@@ -3,13 +3,15 @@
 //! Owned here: the one decision between forwarding a request as it is and handling it. Absent: the
 //! existence of the stream or session that it names, which only the log knows.
 
+use std::ops::Range;
+
 use http::{HeaderMap, Method};
 
 use super::dialect::{self, Declared};
 use super::error::{ErrorCode, Subject};
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
-use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
+use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestBody, RequestId};
 use super::tasks::TaskRequest;
 
 /// Default limit for the messages of an array. Clients of the only revision that has arrays send a
@@ -51,6 +53,9 @@ pub struct Call {
     pub version: ProtocolVersion,
     /// The method of its request, or `batch` for an array.
     pub method: MethodName,
+    /// The place of the text of `params.name` in the classified body, or `None` if it was not seen.
+    /// See [`jsonrpc::tool_name_at`].
+    pub name: Option<Range<usize>>,
     /// The subject of errors about it.
     pub subject: Subject,
     methods: MethodSet,
@@ -193,7 +198,7 @@ pub fn post(
     enabled: Declared,
     batch_max: usize,
 ) -> Route {
-    let (messages, meta) = match jsonrpc::peek_with_version(body, batch_max) {
+    let RequestBody { messages, version: meta, name } = match jsonrpc::peek_request(body, batch_max) {
         Ok(peeked) => peeked,
         Err(PeekError::TooLong) => return Route::Refuse(ErrorCode::BatchTooLong),
         Err(PeekError::NotJson) => {
@@ -225,7 +230,7 @@ pub fn post(
             let (methods, is_batch) = (MethodSet::of(messages.messages()), matches!(messages, Body::Batch(_)));
             let (task, subject) = (task_request(&messages, body), Subject::of(messages.messages()));
             let (method, ids) = method_and_ids(messages);
-            let call = Call { ids, is_batch, version, method, subject, methods };
+            let call = Call { ids, is_batch, version, method, name, subject, methods };
             match task {
                 Some(task) => Route::Task(task, call),
                 None => Route::Call(call),

@@ -58,7 +58,7 @@ type Refusal = Box<Response<BoxBody>>;
 pub(super) async fn handle(
     components: &Components,
     context: Box<RequestContext>,
-    call: classify::Call,
+    mut call: classify::Call,
     mut body: Bytes,
 ) -> Response<BoxBody> {
     let (partial, token) = partial_results::decide(components, &call, &body);
@@ -67,7 +67,10 @@ pub(super) async fn handle(
         (TokenField::Null | TokenField::Token(_), None) => {
             return refusals::refuse_call(components, ErrorCode::NotInBatch, &call);
         }
-        (TokenField::Null, Some(partial)) => body = resume_tokens::without_token(&body, &partial.method).into(),
+        (TokenField::Null, Some(partial)) => {
+            body = resume_tokens::without_token(&body, &partial.method).into();
+            call.name = None;
+        }
         (TokenField::Token(token), Some(partial)) => {
             let continued = continuation::handle(components, context, call, &partial.method, &body, token.as_deref());
             return Box::pin(continued).await;
@@ -295,6 +298,7 @@ fn edit(components: &Components, request: &mut CallRequest) -> Result<(), Refusa
     let requested = task_rules::requested(components, context.session.as_deref(), call, body);
     if let Some((requested, edited)) = requested.map_err(|unsupported| refuse_unsupported(unsupported, call))? {
         (*task, *body, *partial) = (Some(requested), edited, None);
+        call.name = None;
     }
     Ok(())
 }

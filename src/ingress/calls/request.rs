@@ -1,5 +1,6 @@
 //! A POST with requests, as its handler carries it from classification to its response.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ impl CallRequest {
     ) -> Self {
         let accept = context.facts.accept;
         let has_settings = call.has_tool_call() && !components.config.tools.is_empty();
-        let tool = if has_settings { jsonrpc::tool_name(&body) } else { None };
+        let tool = if has_settings { jsonrpc::tool_name_at(&body, call.name.as_ref()) } else { None };
+        let tool = tool.map(Cow::into_owned);
         Self { context, call, accept, body, tool, partial, task: None, retry: Retry::default(), initialize: None }
     }
 

@@ -28,6 +28,7 @@ use crate::ingress::stream_finder;
 use crate::ingress::stream_start::{self, CallTerms};
 use crate::ingress::trace::trace_return;
 use crate::otel::CallSpan;
+use crate::protocol::call_name::NameSource;
 use crate::protocol::dialect::Declared;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::error::{ErrorCode, Subject};
@@ -286,7 +287,7 @@ fn terms_of(
     let repeatable = repetition::repeatable(components, request, &template);
     let terms = CallTerms {
         tasks,
-        method: Some(request.call.method.clone()),
+        name: Some(NameSource { method: request.call.method.clone(), tool: request.call.name.clone() }),
         accept: request.accept,
         observer,
         progress: progress_rule(components, request),

@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
@@ -199,16 +200,28 @@ pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
     }
 }
 
-/// Parses a body as [`peek_up_to`] does, and returns [`meta_protocol_version`] with it.
+/// Messages of a request body, and what the same pass shows of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequestBody {
+    /// The messages.
+    pub messages: Body,
+    /// The [`meta_protocol_version`].
+    pub version: Option<String>,
+    /// Place of the text of `params.name`, or `None` if it was not seen; see [`tool_name`].
+    pub name: Option<Range<usize>>,
+}
+
+/// Parses a request body as [`peek_up_to`] does, with what every call needs of it.
 ///
 /// # Errors
 /// See [`PeekError`].
-pub fn peek_with_version(bytes: &[u8], longest: usize) -> Result<(Body, Option<String>), PeekError> {
-    let (body, may_name_version) = match usual::peek(bytes) {
-        Some(usual) => (Body::Single(usual.message), usual.may_name_version),
-        None => (parsed_up_to(bytes, longest)?, true),
+pub fn peek_request(bytes: &[u8], longest: usize) -> Result<RequestBody, PeekError> {
+    let (messages, may_name_version, name) = match usual::peek(bytes) {
+        Some(usual) => (Body::Single(usual.message), usual.may_name_version, usual.name),
+        None => (parsed_up_to(bytes, longest)?, true, None),
     };
-    Ok((body, if may_name_version { meta_protocol_version(bytes) } else { None }))
+    let version = if may_name_version { meta_protocol_version(bytes) } else { None };
+    Ok(RequestBody { messages, version, name })
 }
 
 /// Parses messages of any form.
@@ -300,6 +313,15 @@ fn text_at(bytes: &[u8], path: &[&str]) -> Option<String> {
 /// Returns `params.name` of a `tools/call` that [`peek`] accepts: the name of the tool.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
     text_at(bytes, &["params", "name"])
+}
+
+/// Returns the [`tool_name`]. `place` is that of its text, if [`peek_request`] has seen it in these
+/// bytes.
+pub fn tool_name_at<'a>(bytes: &'a [u8], place: Option<&Range<usize>>) -> Option<Cow<'a, str>> {
+    match place.and_then(|place| bytes.get(place.clone())) {
+        Some(name) => str::from_utf8(name).ok().map(Cow::Borrowed),
+        None => tool_name(bytes).map(Cow::Owned),
+    }
 }
 
 /// Parts of the result of an `initialize` that the proxy needs.

@@ -167,6 +167,24 @@ proptest! {
     }
 
     #[test]
+    fn the_place_of_a_name_is_that_of_the_tool(
+        all in prop::collection::vec(prop::collection::vec((0usize..4, value()), 0..4), 1..3),
+        gap in "[ \n\t]{0,2}",
+    ) {
+        const KEYS: [&str; 4] = [r#""name""#, r#""n\u0061me""#, r#""named""#, r#""_meta""#];
+        let member = |(key, value): &(usize, Value)| format!("{}{gap}:{gap}{value}", KEYS[*key]);
+        let params = all.iter().map(|members| {
+            let members: Vec<_> = members.iter().map(member).collect();
+            format!(r#""params":{gap}{{{gap}{}{gap}}}"#, members.join(&format!("{gap},{gap}")))
+        });
+        let params: Vec<_> = params.collect();
+        let written = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call",{}}}"#, params.join(","));
+        let request = peek_request(written.as_bytes(), 1).unwrap();
+        let name = tool_name_at(written.as_bytes(), request.name.as_ref());
+        prop_assert_eq!(name.map(Cow::into_owned), tool_name(written.as_bytes()), "{}", written);
+    }
+
+    #[test]
     fn a_scan_finds_what_a_parser_finds(members in members(), gap in "[ \n\t]{0,2}") {
         const PATHS: [&[&str]; 6] =
             [&["m", "id"], &["m", "method"], &["m", "params"], &["m", "result", "id"], &["m", "x"], &["m"]];

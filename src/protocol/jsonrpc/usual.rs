@@ -7,25 +7,29 @@
 //! else is left to the parser, all errors included.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::{META_VERSION, Message, RequestId, method_name};
 
 /// Depth of nesting that is followed here: a bit for each level.
 const MAX_DEPTH: u32 = u64::BITS;
 
-/// A message with a fact about its payload.
+/// A message with facts about its payload.
 pub(super) struct Usual {
     pub(super) message: Message,
     /// True if a name in the payload may be that of the protocol revision in `_meta`.
     pub(super) may_name_version: bool,
+    /// Place of the text of `params.name`, or `None` if that is absent, has escapes, or is no
+    /// string.
+    pub(super) name: Option<Range<usize>>,
 }
 
 /// Returns the message that `bytes` are, or `None` if the parser has to decide.
 pub(super) fn peek(bytes: &[u8]) -> Option<Usual> {
-    let mut reader = Reader { bytes, at: 0, may_name_version: false };
+    let mut reader = Reader { bytes, at: 0, may_name_version: false, name: None };
     let members = reader.members()?;
     let message = members.into_message()?;
-    Some(Usual { message, may_name_version: reader.may_name_version })
+    Some(Usual { message, may_name_version: reader.may_name_version, name: reader.name })
 }
 
 /// The members that decide the kind of a message.
@@ -72,6 +76,7 @@ struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     may_name_version: bool,
+    name: Option<Range<usize>>,
 }
 
 impl<'a> Reader<'a> {
@@ -95,6 +100,10 @@ impl<'a> Reader<'a> {
                 b"method" => members.method.replace(text(self.plain_string()?)?).is_none(),
                 b"result" => members.payload.replace(self.payload(true)?).is_none(),
                 b"error" => members.payload.replace(self.payload(false)?).is_none(),
+                b"params" => {
+                    self.skip_params()?;
+                    true
+                }
                 _ => {
                     self.skip_value()?;
                     true
@@ -130,6 +139,43 @@ impl<'a> Reader<'a> {
         }
         self.skip_value()?;
         Some(is_result)
+    }
+
+    /// Skips parameters, and notes the place of their name. Of a repeated member the last one
+    /// counts. A name with escapes is left to the parser, because it may be spelled so.
+    fn skip_params(&mut self) -> Option<()> {
+        self.name = None;
+        if self.peek()? != b'{' {
+            return self.skip_value();
+        }
+        self.at += 1;
+        self.skip_space();
+        if self.peek()? == b'}' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            let name = self.skip_name()?;
+            let begin = self.at;
+            self.skip_value()?;
+            if name == b"name" {
+                self.name = self.plain_text(begin..self.at);
+            } else if name.contains(&b'\\') {
+                return None;
+            }
+            self.skip_space();
+            match self.next()? {
+                b',' => self.skip_space(),
+                b'}' => return Some(()),
+                _ => return None,
+            }
+        }
+    }
+
+    /// Returns the place of the text of a string without escapes.
+    fn plain_text(&self, value: Range<usize>) -> Option<Range<usize>> {
+        let text = self.bytes[value.clone()].strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+        if text.contains(&b'\\') { None } else { Some(value.start + 1..value.end - 1) }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -233,8 +279,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips the name of a member, up to its value.
-    fn skip_name(&mut self) -> Option<()> {
+    /// Skips the name of a member, up to its value. Returns it as it is spelled.
+    fn skip_name(&mut self) -> Option<&'a [u8]> {
         let begin = self.at;
         self.skip_string()?;
         let name = &self.bytes[begin + 1..self.at - 1];
@@ -242,7 +288,7 @@ impl<'a> Reader<'a> {
         self.skip_space();
         self.take(b':')?;
         self.skip_space();
-        Some(())
+        Some(name)
     }
 
     /// Skips a string. Its bytes need not be UTF-8, as for the parser.
@@ -351,13 +397,15 @@ mod tests {
     use proptest::test_runner::Config;
 
     use super::*;
-    use crate::jsonrpc::{Body, meta_protocol_version, parsed_up_to};
+    use crate::jsonrpc::{Body, meta_protocol_version, parsed_up_to, tool_name, tool_name_at};
 
     /// Checks that a message found here is the parser's. Returns true if one was found.
     fn agrees(bytes: &[u8]) -> bool {
-        let Some(Usual { message, may_name_version }) = peek(bytes) else { return false };
+        let Some(Usual { message, may_name_version, name }) = peek(bytes) else { return false };
         assert_eq!(parsed_up_to(bytes, usize::MAX), Ok(Body::Single(message)), "{}", bytes.escape_ascii());
         assert!(may_name_version || meta_protocol_version(bytes).is_none(), "{}", bytes.escape_ascii());
+        let tool = tool_name_at(bytes, name.as_ref()).map(Cow::into_owned);
+        assert_eq!(tool, tool_name(bytes), "{}", bytes.escape_ascii());
         true
     }
 

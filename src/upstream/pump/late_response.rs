@@ -38,7 +38,7 @@ impl Pump {
     /// stream has ended.
     pub(super) fn record_late_head(&self, status: StatusCode) {
         // A GET has no response but its stream, so every status tells its client something.
-        if (self.call.method.is_none() || late_responses::matters(status)) && self.is_late() {
+        if (self.call.name.is_none() || late_responses::matters(status)) && self.is_late() {
             self.record_source();
         }
     }
@@ -110,8 +110,8 @@ impl Pump {
     fn source(&self) -> Source {
         let credentials = self.call.credentials;
         let address = if credentials.are_absent() { Some(self.call.address) } else { None };
-        let name = match &self.call.method {
-            Some(method) => CallName::of(method, self.call.template.body()),
+        let name = match &self.call.name {
+            Some(name) => CallName::of(name, self.call.template.body()),
             // The standalone stream.
             None => CallName { method: "GET".into(), tool: None },
         };

@@ -49,12 +49,12 @@ use crate::event_log::{AskingRequests, EventLog, Head, Next, Session, Stream, Su
 use crate::identity::SessionHash;
 use crate::metrics::Repair;
 use crate::otel::Span;
-use crate::protocol::call_name::CallName;
+use crate::protocol::call_name::{CallName, NameSource};
 use crate::protocol::client_names::ClientNames;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, ResponseFacts};
 use crate::protocol::ids::{Seq, StreamKind};
-use crate::protocol::jsonrpc::{MethodName, RequestId};
+use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 
@@ -62,8 +62,8 @@ use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 pub struct Call {
     /// Request to the server.
     pub template: Arc<Template>,
-    /// Method of the request, which is part of the call's name. `None` for a standalone stream.
-    pub method: Option<MethodName>,
+    /// Source of the call's name, or `None` for a standalone stream.
+    pub name: Option<NameSource>,
     /// Media types that the client accepts.
     pub accept: headers::Accept,
     /// Credentials of the caller.
@@ -391,9 +391,9 @@ impl Pump {
 
     /// Gives the stream the name of its call. A standalone stream has no call.
     fn name_call(&self, stream: &Stream) {
-        let Call { method, template, .. } = &self.call;
-        if let Some(method) = method {
-            stream.trace().set_name(|| CallName::of(method, template.body()));
+        let Call { name, template, .. } = &self.call;
+        if let Some(name) = name {
+            stream.trace().set_name(|| CallName::of(name, template.body()));
         }
     }
 

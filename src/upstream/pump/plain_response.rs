@@ -62,7 +62,7 @@ impl Pump {
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
         }
-        if self.call.method.is_none()
+        if self.call.name.is_none()
             && self.has_no_standalone_stream(response.status())
             && (self.is_late() || self.needs_standalone())
         {
