@@ -10,8 +10,8 @@ use mcp_resume::config::PrincipalSource;
 use mcp_resume::event_log::{PresentedCredentials, Principals};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::headers::{
-    Era, Line, Lines, ProtocolVersion, SessionId, accept, cors_of, end_to_end, expose_ours, is_json, is_sse, names,
-    names_sse, remove_hop_by_hop, sse_downstream, to_endpoint, to_upstream, unpinned,
+    Era, Line, Lines, ProtocolVersion, ResponseFacts, SessionId, accept, cors_of, end_to_end, expose_ours, is_json,
+    is_sse, names, names_sse, remove_hop_by_hop, sse_downstream, to_endpoint, to_upstream, unpinned,
 };
 use mcp_resume::protocol::ids::EventId;
 
@@ -179,9 +179,10 @@ fn goes_up(head: &HeaderMap) {
 }
 
 fn comes_down(head: &HeaderMap) {
+    let facts = ResponseFacts::of(head);
     let mut down = head.clone();
     remove_hop_by_hop(&mut down);
-    sse_downstream(&mut down);
+    sse_downstream(&mut down, &facts);
     let mut gone = vec!["content-length", "etag", "last-modified", "accept-ranges", "content-range"];
     let codings = elements(&rest(head, &[]), &header::CONTENT_ENCODING);
     if codings.iter().all(|coding| coding.eq_ignore_ascii_case("identity")) {
@@ -192,7 +193,7 @@ fn comes_down(head: &HeaderMap) {
     expected.insert("x-accel-buffering", HeaderValue::from_static("no"));
     assert_eq!(down, expected);
     let once = down.clone();
-    sse_downstream(&mut down);
+    sse_downstream(&mut down, &facts);
     assert_eq!(down, once);
 }
 

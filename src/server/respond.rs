@@ -17,7 +17,7 @@ use mcp_resume_base::sync;
 use mcp_resume_metrics::Errors;
 use mcp_resume_protocol::access;
 use mcp_resume_protocol::error::{Details, ErrorCode, Failure, Subject};
-use mcp_resume_protocol::headers;
+use mcp_resume_protocol::headers::{self, ResponseFacts};
 use mcp_resume_protocol::ids::Owner;
 
 /// Seconds in `Retry-After`.
@@ -194,7 +194,7 @@ where
 {
     let mut head = HeaderMap::new();
     head.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers::sse_downstream(&mut head);
+    headers::sse_downstream(&mut head, &ResponseFacts::default());
     let mut response = stream_with(StatusCode::OK, head, body);
     response.extensions_mut().insert(OwnHead);
     response

@@ -471,10 +471,14 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
 /// The proxy's body has other bytes than the upstream's; see [`remove_body_facts`]. A
 /// `Content-Encoding` of `identity` is removed too. Any other coding stays for the caller, who must
 /// not decode that body as events. No intermediary before the client may store, change or delay the
-/// response.
-pub fn sse_downstream(headers: &mut HeaderMap) {
-    remove_body_facts(headers);
-    if list(headers, header::CONTENT_ENCODING).all(|coding| coding.eq_ignore_ascii_case("identity")) {
+/// response. `facts` are those of the headers.
+pub fn sse_downstream(headers: &mut HeaderMap, facts: &ResponseFacts) {
+    if facts.describes_body {
+        remove_body_facts(headers);
+    }
+    if facts.has_encoding
+        && list(headers, header::CONTENT_ENCODING).all(|coding| coding.eq_ignore_ascii_case("identity"))
+    {
         headers.remove(header::CONTENT_ENCODING);
     }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
@@ -484,18 +488,23 @@ pub fn sse_downstream(headers: &mut HeaderMap) {
 /// Removes the headers that describe the bytes of a body: its length, digests, validators and
 /// ranges. Each change of a body calls it, or a client reads other bytes than the head announces.
 pub fn remove_body_facts(headers: &mut HeaderMap) {
-    const NAMES: [&str; 9] = [
-        "content-length",
-        "content-range",
-        "accept-ranges",
-        "etag",
-        "last-modified",
-        "content-digest",
-        "repr-digest",
-        "digest",
-        "content-md5",
-    ];
-    remove_where(headers, |name| NAMES.contains(&name.as_str()));
+    remove_where(headers, |name| describes_body(name.as_str()));
+}
+
+/// Returns true for a header that [`remove_body_facts`] removes.
+fn describes_body(name: &str) -> bool {
+    matches!(
+        name,
+        "content-length"
+            | "content-range"
+            | "accept-ranges"
+            | "etag"
+            | "last-modified"
+            | "content-digest"
+            | "repr-digest"
+            | "digest"
+            | "content-md5"
+    )
 }
 
 /// Removes the headers with one of the few names that `goes` accepts. Few heads have any: a search

@@ -2,7 +2,7 @@
 
 use http::header::HeaderMap;
 
-use super::{SSE, is_always_hop_by_hop, is_json_to_clients, is_media_type};
+use super::{SSE, describes_body, is_always_hop_by_hop, is_json_to_clients, is_media_type};
 
 /// Facts of a response's head.
 #[derive(Clone, Copy, Debug, Default)]
@@ -13,6 +13,10 @@ pub struct ResponseFacts {
     pub is_sse: bool,
     /// True if there is any header that [`remove_hop_by_hop`](super::remove_hop_by_hop) may remove.
     pub has_hop_by_hop: bool,
+    /// True if there is a `Content-Encoding`.
+    pub has_encoding: bool,
+    /// True if there is any header that [`remove_body_facts`](super::remove_body_facts) removes.
+    pub describes_body: bool,
     /// True if there is a `Location`.
     pub has_location: bool,
     /// True if there is an `Access-Control-Allow-Origin`.
@@ -33,6 +37,8 @@ impl ResponseFacts {
                 }
                 "location" => facts.has_location = true,
                 "access-control-allow-origin" => facts.has_cors = true,
+                "content-encoding" => facts.has_encoding = true,
+                name if describes_body(name) => facts.describes_body = true,
                 _ => facts.has_hop_by_hop |= is_always_hop_by_hop(name),
             }
         }

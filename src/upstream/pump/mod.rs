@@ -722,20 +722,22 @@ impl Pump {
             headers::remove_hop_by_hop(response.headers_mut());
         }
         if response.status().is_success() && facts.is_sse {
-            self.handle_stream(response).await;
+            self.handle_stream(response, facts).await;
         } else {
             self.handle_plain_response(response, facts).await;
         }
     }
 
-    async fn handle_stream(&mut self, response: Box<Response<ResponseBody>>) {
+    async fn handle_stream(&mut self, response: Box<Response<ResponseBody>>, facts: ResponseFacts) {
         let (mut parts, body) = response.into_parts();
-        if is_compressed(&parts.headers) {
+        if facts.has_encoding && is_compressed(&parts.headers) {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
         self.keep_request();
-        headers::sse_downstream(&mut parts.headers);
-        headers::expose_ours(&mut parts.headers);
+        headers::sse_downstream(&mut parts.headers, &facts);
+        if facts.has_cors {
+            headers::expose_ours(&mut parts.headers);
+        }
         self.set_input(InputSource::Reading(EventReader::new(body, self.call.max_event_bytes)));
         // A short response has often arrived whole. It is then one step, with one call of a store.
         let (arrived, end) = match self.input.next_if_ready(self.writer.may_read()).await {

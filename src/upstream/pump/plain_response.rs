@@ -60,7 +60,7 @@ impl Pump {
         self.span = span;
         let json = facts.is_read_as_json;
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
-            return Box::pin(self.convert_to_event(response)).await;
+            return Box::pin(self.convert_to_event(response, facts)).await;
         }
         if self.call.name.is_none()
             && self.has_no_standalone_stream(response.status())
@@ -100,7 +100,7 @@ impl Pump {
     async fn open_without_server(&mut self, response: Box<Response<ResponseBody>>) {
         let (parts, _) = response.into_parts();
         let mut headers = headers::cors_of(&parts.headers);
-        headers::sse_downstream(&mut headers);
+        headers::sse_downstream(&mut headers, &ResponseFacts::default());
         headers::expose_ours(&mut headers);
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
@@ -110,12 +110,12 @@ impl Pump {
     }
 
     /// Opens a stream for a client that accepts SSE only. The JSON response becomes its only event.
-    async fn convert_to_event(&mut self, response: Box<Response<ResponseBody>>) {
+    async fn convert_to_event(&mut self, response: Box<Response<ResponseBody>>, facts: ResponseFacts) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
-        headers::sse_downstream(&mut parts.headers);
+        headers::sse_downstream(&mut parts.headers, &facts);
         headers::expose_ours(&mut parts.headers);
         parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
