@@ -11,7 +11,7 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use http::header::{LINK, REFERRER_POLICY};
+use http::header::{Entry, LINK, REFERRER_POLICY};
 use http::{HeaderMap, HeaderValue, Uri};
 
 use super::ids::{EventId, Handle};
@@ -75,8 +75,17 @@ pub fn named(target: &Uri) -> Option<EventId> {
 pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
     let Ok(link) = HeaderValue::from_maybe_shared(Bytes::from(link_to(query, handle))) else { return };
     // Few responses have other links.
-    let lines: Vec<HeaderValue> = headers.get_all(LINK).iter().cloned().collect();
-    headers.insert(LINK, link);
+    let lines: Vec<HeaderValue> = match headers.entry(LINK) {
+        Entry::Vacant(absent) => {
+            absent.insert(link);
+            Vec::new()
+        }
+        Entry::Occupied(mut present) => {
+            let lines = present.iter().cloned().collect();
+            present.insert(link);
+            lines
+        }
+    };
     for line in &lines {
         let kept: Vec<&[u8]> = split(line.as_bytes(), b',').filter(|link| !is_stream(link)).collect();
         if let Ok(kept) = HeaderValue::from_bytes(&kept.join(&b", "[..]))
@@ -165,7 +174,15 @@ mod tests {
 
     fn handle() -> Handle {
         let keys = Keyring::new([7; 32], vec![]);
-        Handle::mint(&keys, StreamKind::Standalone, Owner(1), StoreEpoch(1), StreamId::from_bytes([1; 12]), &[], false)
+        Handle::mint(
+            &keys,
+            StreamKind::Standalone,
+            Owner(1),
+            StoreEpoch(1),
+            StreamId::from_bytes([1; 12]),
+            [].iter(),
+            false,
+        )
     }
 
     fn links(lines: &[&str], query: Option<&str>) -> Vec<String> {

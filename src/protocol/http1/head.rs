@@ -154,9 +154,12 @@ fn has_lone_line_feed(before: Option<u8>, bytes: &[u8]) -> bool {
     memchr::memchr_iter(b'\n', bytes).any(|at| ahead_of(at) != Some(b'\r'))
 }
 
+/// Headers that the proxy adds to most heads of event streams. The map has capacity for them.
+const ADDED_HEADERS: usize = 3;
+
 fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>], declared: &mut Declared) -> Result<HeaderMap, Error> {
     let shared = Bytes::copy_from_slice(bytes);
-    let mut headers = HeaderMap::with_capacity(lines.len());
+    let mut headers = HeaderMap::with_capacity(lines.len() + ADDED_HEADERS);
     for line in lines {
         let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Error::Head)?;
         declared.add(&name, line.value)?;
