@@ -63,14 +63,14 @@ fn is_canonical(keys: &Keyring, said: &Verified) {
         Requests::Batch(ids) => (&ids[..], true),
         Requests::Unknown => return,
     };
-    let again = Handle::mint(keys, said.kind, said.owner, said.epoch, said.stream, ids, batch);
+    let again = Handle::mint(keys, said.kind, said.owner, said.epoch, said.stream, ids.iter(), batch);
     assert_eq!(again.as_str(), said.handle.as_str());
 }
 
 fn comes_back(keys: &Keyring, kind: StreamKind, ids: &[RequestId], batch: bool, salt: &[u8]) {
     let stream = StreamId::from_bytes(std::array::from_fn(|at| salt.get(at).copied().unwrap_or(at as u8)));
     let (owner, epoch) = (Owner::from_name("a"), StoreEpoch(salt.len() as u32));
-    let handle = Handle::mint(keys, kind, owner, epoch, stream, ids, batch);
+    let handle = Handle::mint(keys, kind, owner, epoch, stream, ids.iter(), batch);
     let seq = Seq(salt.iter().fold(0, |sum: u64, byte| sum.wrapping_mul(257).wrapping_add(u64::from(*byte))));
     for attach in [None, Some(AttachId(!seq.0))] {
         let mut text = String::new();

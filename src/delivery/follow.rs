@@ -247,9 +247,8 @@ impl Follow {
                 Start::First => None,
                 Start::After(_) => Some(self.attachment.id()),
             };
-            let id = self.attachment.id_of_place(self.cursor, attach);
-            let event_type = self.plan.empty_events.event_type();
-            sse::encode_empty(out, event_type, Some(&id), Some(self.plan.retry));
+            self.attachment.write_id_of_place(out, self.cursor, attach);
+            sse::encode_empty(out, self.plan.empty_events.event_type(), None, Some(self.plan.retry));
             self.attachment.set_primed(self.plan.retry);
         } else {
             sse::encode_comment(out, "");

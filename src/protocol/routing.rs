@@ -133,7 +133,7 @@ mod tests {
     fn handle(owner: u32) -> Handle {
         let keys = Keyring::new([3; 32], Vec::new());
         let stream = StreamId::from_bytes([5; 12]);
-        Handle::mint(&keys, StreamKind::Request, Owner(owner), StoreEpoch(9), stream, &[], false)
+        Handle::mint(&keys, StreamKind::Request, Owner(owner), StoreEpoch(9), stream, [].iter(), false)
     }
 
     fn token(owner: u32) -> String {

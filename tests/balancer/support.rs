@@ -116,7 +116,7 @@ pub(crate) fn event_id(owner: Owner) -> String {
 
 fn handle(owner: Owner) -> Handle {
     let keys = Keyring::new([3; 32], Vec::new());
-    Handle::mint(&keys, StreamKind::Request, owner, StoreEpoch(9), StreamId::from_bytes([5; 12]), &[], false)
+    Handle::mint(&keys, StreamKind::Request, owner, StoreEpoch(9), StreamId::from_bytes([5; 12]), [].iter(), false)
 }
 
 /// Returns the status that a sidecar reports.

@@ -136,7 +136,7 @@ fn keys() -> Keyring {
 fn handle(keys: &Keyring) -> Handle {
     let id = RequestId::Number("1".into());
     let stream = StreamId::from_bytes([3; 12]);
-    Handle::mint(keys, StreamKind::Request, Owner(1), StoreEpoch(1), stream, &[id], false)
+    Handle::mint(keys, StreamKind::Request, Owner(1), StoreEpoch(1), stream, [&id].into_iter(), false)
 }
 
 fn event_id(keys: &Keyring) -> Result<String> {

@@ -8,12 +8,12 @@ use bytes::{Bytes, BytesMut};
 
 use crate::clock;
 use crate::event_log::stream::partial_results::{Edits, Slice};
-use crate::event_log::stream::rendering::{Large, Written};
+use crate::event_log::stream::rendering::{Large, Written, write_id_line};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::trace::DeliverySpan;
 use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{self, AttachId, Handle, Seq};
+use crate::protocol::ids::{AttachId, Handle, Seq};
 use crate::protocol::stream::{CursorPlace, Phase};
 use crate::protocol::tail::ID_LINE;
 use crate::protocol::trace::TraceContext;
@@ -314,18 +314,10 @@ impl Attachment {
         ReadOutcome::Events { last: seq, written: 1, is_full: true, waited }
     }
 
-    /// Returns the event ID of the position after `cursor`; with `attach` if that differs from the
-    /// event's own.
-    pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
-        let mut id = String::with_capacity(ID_LINE);
-        let is_adopted = self.stream.replica().adopted_after().is_some_and(|after| cursor > after);
-        let written = if is_adopted {
-            ids::write_adopted_id(&mut id, self.handle(), cursor, attach)
-        } else {
-            ids::write_event_id(&mut id, self.handle(), cursor, attach)
-        };
-        written.expect("a String grows as it is written to");
-        id
+    /// Writes the line of the event ID of the position after `cursor`; with `attach` if that
+    /// differs from the event's own.
+    pub fn write_id_of_place(&self, out: &mut BytesMut, cursor: Seq, attach: Option<AttachId>) {
+        write_id_line(out, self.handle(), cursor, attach, self.stream.replica().adopted_after());
     }
 
     /// Returns the client's pause before it reconnects, if this connection is to end after the

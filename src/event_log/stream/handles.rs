@@ -6,6 +6,7 @@ use crate::event_log::identity::Identity;
 use crate::event_log::stream::state::Shared;
 use crate::protocol::ids::{Handle, Owner, ResumeToken, Secret, StoreEpoch, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::Policy;
 use crate::random;
 
 /// Origin of a stream, and what is made of it.
@@ -28,21 +29,22 @@ impl<'a> Handles<'a> {
     /// response needs none. Not to be called under the stream's lock.
     pub(super) fn own(&self) -> &'a Handle {
         self.origin.handle.get_or_init(|| {
-            let ids: Vec<RequestId> =
-                self.shared.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
-            self.mint(&ids)
+            self.shared.with_machine(|machine| self.mint(machine.policy(), machine.owed_responses().ids()))
         })
     }
 
-    pub(super) fn mint(&self, ids: &[RequestId]) -> Handle {
+    /// Returns a handle for requests with these IDs. Takes no lock.
+    pub(super) fn mint<'b>(
+        &self,
+        policy: &Policy,
+        ids: impl ExactSizeIterator<Item = &'b RequestId> + Clone,
+    ) -> Handle {
         let (owner, epoch) = self.origin.made_by;
-        let (kind, has_records) =
-            self.shared.with_machine(|machine| (machine.policy().kind, machine.policy().has_records()));
         let (keys, id) = (&self.origin.identity.keys, self.shared.id);
-        if has_records {
-            return Handle::mint(keys, StreamKind::Task, owner, epoch, id, &[], false);
+        if policy.has_records() {
+            return Handle::mint(keys, StreamKind::Task, owner, epoch, id, [].iter(), false);
         }
-        Handle::mint(keys, kind, owner, epoch, id, ids, self.shared.is_batch)
+        Handle::mint(keys, policy.kind, owner, epoch, id, ids, self.shared.is_batch)
     }
 
     /// Returns the beginning of the event IDs of a poll with this ID, or `None` if the ID is too

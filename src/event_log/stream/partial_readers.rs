@@ -19,7 +19,8 @@ impl Stream {
     /// Begins a slice for the call with these names, or returns `None` if the stream is not sliced.
     pub fn begin_slice(&self, names: Names) -> Option<Arc<Slice>> {
         let slices = self.slices.as_ref()?;
-        let handle = self.handles().mint(std::slice::from_ref(&names.id));
+        let ids = std::iter::once(&names.id);
+        let handle = self.with_machine(|machine| self.handles().mint(machine.policy(), ids));
         let slice = slices.begin(names, handle, clock::now());
         // The store must learn of the slice.
         self.shared.pump.notify_one();

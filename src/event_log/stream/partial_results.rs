@@ -174,7 +174,7 @@ mod tests {
     fn handle(id: u64) -> Handle {
         let stream = StreamId::from_bytes([1; 12]);
         let keys = Keyring::new([7; 32], Vec::new());
-        Handle::mint(&keys, StreamKind::Request, Owner(1), StoreEpoch(1), stream, &[names(id).id], false)
+        Handle::mint(&keys, StreamKind::Request, Owner(1), StoreEpoch(1), stream, [&names(id).id].into_iter(), false)
     }
 
     #[test]

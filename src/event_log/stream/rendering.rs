@@ -5,7 +5,7 @@ use bytes::BytesMut;
 
 use crate::event_log::stream::partial_results::{Edits, RenamedEvent, Slice};
 use crate::event_log::stream::state::Inner;
-use crate::protocol::ids::{self, Handle, Seq};
+use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::tail::ID_LINE;
 
 /// Result of one read.
@@ -55,7 +55,7 @@ impl Inner {
                 };
                 if let Some(edits) = edits {
                     let is_large = out.is_empty() && ID_LINE + event.len() > budget;
-                    write_id_line(out, handle, seq, adopted_after.is_some_and(|after| seq > after));
+                    write_id_line(out, handle, seq, None, adopted_after);
                     if is_large {
                         done.large = Some(Large { seq, edits });
                         break;
@@ -85,13 +85,21 @@ fn write_edited(out: &mut BytesMut, event: &[u8], edits: &Edits) {
     out.extend_from_slice(&event[written..]);
 }
 
+/// Writes the line of an event ID; with `attach` if that differs from the event's own. Events after
+/// `adopted_after` are those of another writer.
 #[inline]
-fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool) {
+pub(in crate::event_log) fn write_id_line(
+    out: &mut BytesMut,
+    handle: &Handle,
+    seq: Seq,
+    attach: Option<AttachId>,
+    adopted_after: Option<Seq>,
+) {
     out.extend_from_slice(b"id: ");
-    let written = if is_adopted {
-        ids::write_adopted_id(out, handle, seq, None)
+    let written = if adopted_after.is_some_and(|after| seq > after) {
+        ids::write_adopted_id(out, handle, seq, attach)
     } else {
-        ids::write_event_id(out, handle, seq, None)
+        ids::write_event_id(out, handle, seq, attach)
     };
     written.expect("a BytesMut grows as it is written to");
     out.extend_from_slice(b"\n");

@@ -323,8 +323,10 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                 // So are the positions named by a connection's first, empty event.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
-                    let id = attachment.id_of_place(place, Some(attachment.id()));
-                    let id = EventId::parse(id.as_bytes()).expect("an id of ours");
+                    let mut line = BytesMut::new();
+                    attachment.write_id_of_place(&mut line, place, Some(attachment.id()));
+                    let id = line.strip_prefix(b"id: ").and_then(|line| line.strip_suffix(b"\n"));
+                    let id = id.and_then(EventId::parse).expect("an id of ours");
                     assert_eq!(replica.log.find(replica.log.verify(&id).as_ref(), &binding()).unwrap().1, found);
                 }
             }

@@ -178,18 +178,19 @@ impl Handle {
     /// Longer ids are left out, and the handle then means [`Requests::Unknown`]. A standalone
     /// stream has no ids. The handle of a task's stream has no ids, or the id of one request for
     /// its state.
-    pub fn mint(
+    pub fn mint<'a>(
         keys: &Keyring,
         kind: StreamKind,
         owner: Owner,
         epoch: StoreEpoch,
         stream: StreamId,
-        ids: &[RequestId],
+        ids: impl ExactSizeIterator<Item = &'a RequestId> + Clone,
         batch: bool,
     ) -> Self {
-        let shape = Shape::of(kind, ids, batch);
-        let ids = if matches!(shape, Shape::One | Shape::Batch | Shape::Poll) { ids } else { &[] };
-        let ids_len: usize = ids.iter().map(|id| ID_HEAD_BYTES + id.text().len()).sum();
+        let shape = Shape::of(kind, ids.clone(), batch);
+        let named = if matches!(shape, Shape::One | Shape::Batch | Shape::Poll) { ids.len() } else { 0 };
+        let ids = ids.take(named);
+        let ids_len: usize = ids.clone().map(|id| ID_HEAD_BYTES + id.text().len()).sum();
         let mut bytes = Vec::with_capacity(FIXED_BYTES + ids_len + MAC_BYTES);
         bytes.extend_from_slice(&[VERSION, shape as u8]);
         bytes.extend_from_slice(&owner.0.to_be_bytes());
@@ -206,7 +207,7 @@ impl Handle {
     /// Mints the handle of a request `id` for the state of a task, or returns `None` if the ID is
     /// too long.
     pub fn mint_poll(keys: &Keyring, owner: Owner, epoch: StoreEpoch, task: StreamId, id: &RequestId) -> Option<Self> {
-        let ids = std::slice::from_ref(id);
+        let ids = std::iter::once(id);
         let fits = text_of(id).1.len() <= MAX_ID_BYTES;
         fits.then(|| Self::mint(keys, StreamKind::Task, owner, epoch, task, ids, false))
     }
@@ -440,22 +441,30 @@ enum Shape {
 }
 
 impl Shape {
-    fn of(kind: StreamKind, ids: &[RequestId], batch: bool) -> Self {
+    fn of<'a>(kind: StreamKind, mut ids: impl ExactSizeIterator<Item = &'a RequestId>, batch: bool) -> Self {
         let size = |id: &RequestId| text_of(id).1.len();
+        let has_one = ids.len() == 1;
+        let mut is_short = || has_one && ids.next().is_some_and(|id| size(id) <= MAX_ID_BYTES);
         match kind {
             StreamKind::Standalone => Self::Standalone,
-            StreamKind::Task => match ids {
-                [id] if size(id) <= MAX_ID_BYTES => Self::Poll,
-                _ => Self::Task,
-            },
+            StreamKind::Task => {
+                if is_short() {
+                    Self::Poll
+                } else {
+                    Self::Task
+                }
+            }
             StreamKind::Request if batch => {
-                let total: usize = ids.iter().map(|id| size(id).max(1)).sum();
+                let total: usize = ids.map(|id| size(id).max(1)).sum();
                 if total <= MAX_BATCH_ID_BYTES { Self::Batch } else { Self::Unnamed }
             }
-            StreamKind::Request => match ids {
-                [id] if size(id) <= MAX_ID_BYTES => Self::One,
-                _ => Self::Unnamed,
-            },
+            StreamKind::Request => {
+                if is_short() {
+                    Self::One
+                } else {
+                    Self::Unnamed
+                }
+            }
         }
     }
 

@@ -18,7 +18,7 @@ fn text(text: &str) -> RequestId {
 
 fn request_handle(keys: &Keyring, ids: &[RequestId], batch: bool) -> Handle {
     let stream = StreamId::from_bytes([7; 12]);
-    Handle::mint(keys, StreamKind::Request, Owner(1), StoreEpoch(2), stream, ids, batch)
+    Handle::mint(keys, StreamKind::Request, Owner(1), StoreEpoch(2), stream, ids.iter(), batch)
 }
 
 fn event_id(handle: &Handle, seq: Seq, attach: Option<AttachId>) -> String {
@@ -64,7 +64,7 @@ proptest! {
     ) {
         let kind = if standalone { StreamKind::Standalone } else { StreamKind::Request };
         let stream = StreamId::from_bytes(stream);
-        let handle = Handle::mint(&keys(1), kind, Owner(owner), StoreEpoch(epoch), stream, &ids, batch);
+        let handle = Handle::mint(&keys(1), kind, Owner(owner), StoreEpoch(epoch), stream, ids.iter(), batch);
         let wire = event_id(&handle, Seq(seq), attach.map(AttachId));
         prop_assert!(wire.bytes().all(|b| BASE64URL.contains(&b) || b == b'.'));
         let parsed = EventId::parse(wire.as_bytes()).unwrap();

@@ -100,7 +100,7 @@ impl OwedResponses {
     }
 
     /// Returns each id, in the order of the request.
-    pub fn ids(&self) -> impl Iterator<Item = &RequestId> {
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = &RequestId> + Clone {
         self.owed.iter().map(|(id, _)| id)
     }
 
