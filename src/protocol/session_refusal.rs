@@ -25,6 +25,22 @@ const NO_REQUEST: &str = "server-error";
 /// Limits of the words that are proposed for a configuration, in characters.
 const WORDING_MIN: usize = 4;
 const WORDING_MAX: usize = 60;
+/// Beginning of the session names of the proxy's own probes.
+const OWN_NAMES: &str = "mcp-resume-";
+/// Words that say no more than a status, or that refusals of other things have as well.
+const GENERAL_WORDS: [&str; 11] = [
+    "bad request",
+    "error",
+    "forbidden",
+    "internal server error",
+    "invalid",
+    "missing",
+    "not found",
+    "session",
+    "unauthorized",
+    "unknown",
+    "your session",
+];
 
 /// Wordings of a 404, in lower case. The wordings of a 400 count as well.
 const NOT_FOUND_WORDINGS: [&str; 11] = [
@@ -143,6 +159,9 @@ impl SessionRefusals {
     /// Returns whether the response to a request in a session refuses the session. `body` is `None`
     /// if the body is larger than [`BODY_MAX`] or could not be read. `ids` are the ids of the
     /// request; a GET, a DELETE, a notification and a client response have no ids.
+    ///
+    /// A wording is searched in the body as it was sent, and in its texts without the escapes of
+    /// JSON: some servers write every character beyond ASCII, or each slash, with an escape.
     pub fn judge(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> Refusal {
         if !self.may_have(status) {
             return Refusal::None;
@@ -150,10 +169,12 @@ impl SessionRefusals {
         let Some(body) = body else {
             return if status == NOT_FOUND { Refusal::Possible(Words::Unread) } else { Refusal::None };
         };
-        let text = String::from_utf8_lossy(body).to_lowercase();
-        let holds = |wordings: &[&str]| wordings.iter().any(|wording| text.contains(wording));
-        let subject = Subject::of(body, ids);
-        let is_configured = self.configured.iter().any(|it| it.status == status && text.contains(it.wording.as_str()));
+        let json = serde_json::from_slice::<Value>(body).ok();
+        let texts = [raw_text(body), decoded_text(body, json.as_ref())];
+        let holds = |wording: &str| texts.iter().any(|text| text.contains(wording));
+        let holds_any = |wordings: &[&str]| wordings.iter().any(|wording| holds(wording));
+        let subject = json.as_ref().map_or(Subject::NoRequest, |json| Subject::of(json, ids));
+        let is_configured = self.configured.iter().any(|it| it.status == status && holds(&it.wording));
         let may_be_configured = match status {
             // Any other response of such a status may come from a tool that ran.
             200..=299 => is_error_without_id(body),
@@ -162,8 +183,8 @@ impl SessionRefusals {
         let is_known = match (status, subject) {
             _ if is_configured && may_be_configured => true,
             (_, Subject::Result) => false,
-            (NOT_FOUND, _) => holds(&NOT_FOUND_WORDINGS) || holds(&BAD_REQUEST_WORDINGS),
-            (BAD_REQUEST, Subject::Error | Subject::NoRequest) => holds(&BAD_REQUEST_WORDINGS),
+            (NOT_FOUND, _) => holds_any(&NOT_FOUND_WORDINGS) || holds_any(&BAD_REQUEST_WORDINGS),
+            (BAD_REQUEST, Subject::Error | Subject::NoRequest) => holds_any(&BAD_REQUEST_WORDINGS),
             _ => false,
         };
         match (status, subject) {
@@ -214,24 +235,66 @@ fn words(body: &[u8]) -> String {
     String::from_utf8_lossy(body).trim().to_owned()
 }
 
-/// Returns words of a refusal for a [`RefusalPattern`], or `None` if the body has none. They end
-/// before a quotation mark, a digit or a control character: those belong to one session or one
-/// request.
+/// Returns a body in lower case, as it was sent.
+fn raw_text(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).to_lowercase()
+}
+
+/// Returns the texts of a JSON body in lower case, a line each, without the escapes of JSON.
+/// Returns an empty text for a body without escapes: its texts are in it as they are.
+fn decoded_text(body: &[u8], json: Option<&Value>) -> String {
+    let mut texts = Vec::new();
+    if let Some(json) = json.filter(|_| body.contains(&b'\\')) {
+        collect_texts(json, &mut texts);
+    }
+    texts.join("\n").to_lowercase()
+}
+
+/// Collects the texts of a JSON value, without the names of members.
+fn collect_texts<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(values) => values.iter().for_each(|value| collect_texts(value, texts)),
+        Value::Object(members) => members.values().for_each(|value| collect_texts(value, texts)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Returns words of a refusal for a [`RefusalPattern`], or `None` if the body has no words of its
+/// own. They end before a digit, a control character and a markup character of a page, and have no
+/// part of the probe's session name: those belong to one session or one request.
 pub fn wording(body: &[u8]) -> Option<String> {
-    let message = serde_json::from_slice::<Value>(body).ok();
-    let member = |path| message.as_ref()?.pointer(path)?.as_str();
+    let Ok(json) = serde_json::from_slice::<Value>(body) else {
+        return wording_in([&*String::from_utf8_lossy(body)], |c| matches!(c, '<' | '>' | '{' | '}'));
+    };
     let paths = ["/error/message", "/message", "/detail", "/error", "/title"];
-    let text = paths.into_iter().find_map(member).map_or_else(|| String::from_utf8_lossy(body), Into::into);
-    let is_general =
-        |c: char| !c.is_control() && !c.is_ascii_digit() && !matches!(c, '"' | '\\' | '<' | '>' | '{' | '}');
-    // The name of the probe's own session does not belong to the server's words.
-    let pieces = text
-        .split("mcp-resume-")
-        .flat_map(|text| text.split(|c| !is_general(c)))
-        .map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    let usual = paths.into_iter().find_map(|path| json.pointer(path)?.as_str());
+    let mut texts = Vec::new();
+    match usual {
+        Some(text) => texts.push(text),
+        None => collect_texts(&json, &mut texts),
+    }
+    wording_in(texts, |_| false)
+}
+
+fn wording_in<'a>(texts: impl IntoIterator<Item = &'a str>, is_markup: impl Fn(char) -> bool) -> Option<String> {
+    let ends = |c: char| c.is_control() || c.is_ascii_digit() || is_invisible(c) || is_markup(c);
+    let without_name = |(index, part): (usize, &'a str)| match index {
+        0 => part,
+        _ => part.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-'),
+    };
+    let parts = texts.into_iter().flat_map(|text| text.split(OWN_NAMES).enumerate().map(without_name));
+    let pieces =
+        parts.flat_map(|part| part.split(&ends)).map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    let own = pieces.filter(|piece| piece.len() >= WORDING_MIN && !GENERAL_WORDS.contains(&&*piece.to_lowercase()));
     // The longest piece says most.
-    let longest = pieces.max_by_key(|piece| piece.len()).filter(|piece| piece.len() >= WORDING_MIN)?;
+    let longest = own.max_by_key(|piece| piece.len())?;
     Some(longest.chars().take(WORDING_MAX).collect::<String>().trim_end().to_lowercase())
+}
+
+/// Returns true for a character that reorders a line or has no width. It is not shown.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
 }
 
 /// Returns true for a JSON-RPC error that names no request.
@@ -255,9 +318,8 @@ enum Subject {
 }
 
 impl Subject {
-    fn of(body: &[u8], ids: &[RequestId]) -> Self {
-        let Ok(value) = serde_json::from_slice::<Value>(body) else { return Self::NoRequest };
-        let messages = match &value {
+    fn of(body: &Value, ids: &[RequestId]) -> Self {
+        let messages = match body {
             Value::Array(messages) => messages.as_slice(),
             single => std::slice::from_ref(single),
         };
@@ -451,6 +513,20 @@ mod tests {
     }
 
     #[test]
+    fn wordings_are_found_behind_the_escapes_of_json() {
+        let built_in = r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"\u0053ession not\u0020found"}}"#;
+        assert!(refuses(404, built_in));
+        let refusals = SessionRefusals::new(vec!["410 sitzung ungültig/fort".parse::<RefusalPattern>().unwrap()]);
+        let is_known = |body: &str| refusals.judge(410, Some(body.as_bytes()), &[]).is_known();
+        assert!(is_known(r#"{"error":{"message":"Sitzung ung\u00fcltig\/fort"}}"#));
+        assert!(is_known(r#"[{"error":{"message":"Sitzung ungültig\/fort"}}]"#));
+        assert!(is_known("Sitzung ungültig/fort"));
+        // Escapes of a body that is no JSON are its own characters.
+        assert!(!is_known(r"Sitzung ung\u00fcltig\/fort"));
+        assert!(!is_known(r#"{"error":{"message":"Sitzung ung\u00fcltig"}}"#));
+    }
+
+    #[test]
     fn a_pattern_is_a_status_and_a_wording() {
         assert_eq!(format!("{:?}", "400 Session expired".parse::<RefusalPattern>().unwrap()), "400 session expired");
         assert!("200 gone".parse::<RefusalPattern>().is_ok());
@@ -505,7 +581,15 @@ mod tests {
                 r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"No login for mcp-resume-check-0af3"}}"#,
                 "no login for",
             ),
-            (r#"{"detail":"visitor 12 is \"unknown\" here"}"#, "unknown"),
+            (r#"{"detail":"visitor 12 is \"unknown\" here"}"#, r#"is "unknown" here"#),
+            (r#"{"error":{"message":"Your \"session\" is \\gone\\"}}"#, r#"your "session" is \gone"#),
+            (r#"{"error":{"message":"Sitzung ung\u00fcltig"}}"#, "sitzung ungültig"),
+            (r#"{"error":{"message":"Sitzung ungültig"}}"#, "sitzung ungültig"),
+            (r#"{"detail":"no place \/a\/b for it"}"#, "no place /a/b for it"),
+            (r#"{"error":{"reason":"No visitor","code":7}}"#, "no visitor"),
+            (r#"{"detail":"mcp-resume-check-abcdefabcdefabcd no login"}"#, "no login"),
+            (r#"{"detail":"会话不存在"}"#, "会话不存在"),
+            ("line\u{200b}two is gone", "two is gone"),
             ("Visitor gone.\n", "visitor gone"),
             ("<html><title>Gone away</title></html>", "gone away"),
         ];
@@ -514,7 +598,7 @@ mod tests {
             let pattern: RefusalPattern = format!("403 {words}").parse().unwrap();
             assert!(SessionRefusals::new(vec![pattern]).judge(403, Some(body.as_bytes()), &[]).is_known());
         }
-        for body in ["", "{}", "404"] {
+        for body in ["", "{}", "404", r#"{"detail":"Not Found"}"#, r#"{"error":"session"}"#, "Bad Request\n"] {
             assert_eq!(wording(body.as_bytes()), None, "{body}");
         }
     }
