@@ -35,12 +35,17 @@ fn request(id: Value, method: &str, revision: &str, client: Option<Value>, capab
 }
 
 /// Returns the era that a response to `server/discover` shows. A server speaks the revisions that
-/// it names. Any other error, or silence, shows a server that does not know the method.
+/// it names. A result has to name them ([`DiscoverResult`]): a server that answers every method
+/// with a result knows none. Any other error, or silence, shows a server that does not know the
+/// method.
+///
+/// [`DiscoverResult`]: https://modelcontextprotocol.io/specification/2026-07-28/schema#discoverresult
 pub fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
-    let path: &[&str] = match error_code(response) {
-        Some(code::UNSUPPORTED_VERSION) => &["error", "data", "supported"],
-        None if jsonrpc::error_in(response).is_none() => &["result", "supportedVersions"],
+    // The code of the error is one of the later revisions, with or without a list.
+    let (path, unlisted): (&[&str], Era) = match error_code(response) {
+        Some(code::UNSUPPORTED_VERSION) => (&["error", "data", "supported"], Era::Modern),
+        None if jsonrpc::error_in(response).is_none() => (&["result", "supportedVersions"], Era::Legacy),
         Some(_) | None => return Era::Legacy,
     };
     let listed = jsonrpc::member(response, path).and_then(|list| serde_json::from_str::<Vec<String>>(list).ok());
@@ -50,8 +55,9 @@ pub fn era_of(response: Option<&[u8]>) -> Era {
         ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern && !is_older(&version))
     };
     match listed {
-        Some(listed) if !listed.iter().any(is_modern) => Era::Legacy,
-        Some(_) | None => Era::Modern,
+        Some(listed) if listed.iter().any(is_modern) => Era::Modern,
+        Some(_) => Era::Legacy,
+        None => unlisted,
     }
 }
 
@@ -63,7 +69,10 @@ mod tests {
     fn the_response_to_discover_tells_the_era() {
         for (response, era) in [
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"]}}"#, Era::Modern),
-            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Era::Modern),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":"2026-07-28"}}"#, Era::Legacy),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":[]}}"#, Era::Legacy),
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2025-11-25"]}}"#, Era::Legacy),
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2025-11-25","2024-10-07"]}}"#, Era::Legacy),
             (r#"{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2024-10-07","2026-07-28"]}}"#, Era::Modern),
