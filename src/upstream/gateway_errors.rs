@@ -13,7 +13,7 @@ use std::time::Instant;
 use http::Response;
 use tracing::debug;
 
-use super::gateway_status::{PAUSES, examine, is_gateway_status, pause_of};
+use super::gateway_status::{PAUSES, examine, is_gateway_status, pause_before};
 use super::metrics::Metrics;
 use super::server::exchange::{Exchange, Unanswered};
 use super::server::request::Template;
@@ -60,14 +60,14 @@ pub(super) async fn ask_again(
     loop {
         let (examined, is_gateway) = examine(*response).await;
         response = Box::new(examined);
-        let pause = pause_of(response.headers()).unwrap_or_else(|| pauses.next_pause());
-        if !is_gateway || clock::now() + pause > until {
+        let pause = pause_before(until, response.headers(), &mut pauses);
+        let Some(pause) = pause.filter(|_| is_gateway) else {
             let has_waited = waiting.is_some();
             if let Some(waiting) = waiting {
                 Waiting::end(waiting, !is_gateway);
             }
             return (Ok(response), has_waited);
-        }
+        };
         debug!(stream.id = %stream.id(), status = response.status().as_u16(), "a gateway has no server");
         waiting.get_or_insert_with(|| Waiting::begin(stream, metrics, began));
         // Nothing of the request has run, and a call that waits can be withdrawn.

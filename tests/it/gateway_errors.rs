@@ -118,6 +118,23 @@ async fn the_last_response_passes_when_the_time_is_over() {
 }
 
 #[tokio::test]
+async fn a_time_to_try_again_may_be_a_date_or_any_number() {
+    let (mut upstream, proxy, session) = stage(|config| config.upstream.wait = Duration::from_secs(20)).await;
+    let pending = session.post(request("tools/list")).start(proxy.addr).await;
+    let past = "Retry-After: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+    refuse(upstream.expect("tools/list").await, 503, past).await;
+    upstream.expect("tools/list").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    for far in ["Fri, 31 Dec 9999 23:59:59 GMT", "99999999999999999999999"] {
+        let pending = session.post(request("ping")).start(proxy.addr).await;
+        refuse(upstream.expect("ping").await, 503, &format!("Retry-After: {far}\r\n")).await;
+        let response = pending.response().await;
+        assert_eq!((response.status, response.header("retry-after")), (503, Some(far)));
+        assert!(upstream.is_quiet());
+    }
+}
+
+#[tokio::test]
 async fn a_gateway_that_is_restarted_too_is_waited_for() {
     let (mut upstream, proxy, session) = stage(|_| {}).await;
     let pending = session.post(request("tools/list")).start(proxy.addr).await;
