@@ -272,11 +272,39 @@ async fn a_server_that_leaves_the_handshake_unanswered_is_named_in_the_log() {
     command.env("MCP_RESUME_UPSTREAM__CONNECT_TIMEOUT_MS", "300").env("MCP_RESUME_UPSTREAM__WAIT_SECS", "0");
     command.stderr(std::fs::File::create(&path).expect("a log file"));
     let proxy = Proxy::process(command).await;
-    assert_eq!(Request::post(call(1)).send(proxy.addr).await.status, 504);
+    for id in 1..=3 {
+        assert_eq!(Request::post(call(id)).send(proxy.addr).await.status, 504);
+    }
     proxy.stop().await;
     let log = std::fs::read_to_string(&path).expect("a log");
     let told = log.lines().filter(|line| line.contains("WARN") && line.contains("leaves the TLS handshake")).count();
-    assert!(told > 0 && log.contains("http://"), "{log}");
+    assert!(told == 1 && log.contains("http://"), "once in ten seconds: {log}");
+}
+
+/// A server with TLS closes the connection of a request that begins with no handshake.
+#[tokio::test]
+async fn a_server_that_closes_connections_without_http_is_named_in_the_log() {
+    for has_responded in [false, true] {
+        let mut upstream = Upstream::start().await;
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("no-http-{has_responded}.log"));
+        let mut command = command(&upstream);
+        command.stderr(std::fs::File::create(&path).expect("a log file"));
+        let proxy = Proxy::process(command).await;
+        if has_responded {
+            let pending = Request::post(call(1)).start(proxy.addr).await;
+            upstream.expect("tools/call").await.json(200, result(1)).await;
+            assert_eq!(pending.response().await.status, 200);
+        }
+        for id in 2..=4 {
+            let pending = Request::post(call(id)).start(proxy.addr).await;
+            upstream.expect("tools/call").await.reset().await;
+            assert_eq!(pending.response().await.status, 502);
+        }
+        proxy.stop().await;
+        let log = std::fs::read_to_string(&path).expect("a log");
+        let is_told = |line: &&str| line.contains("WARN") && line.contains("give upstream.url with https://");
+        assert_eq!(log.lines().filter(is_told).count(), usize::from(!has_responded), "{log}");
+    }
 }
 
 #[tokio::test]

@@ -19,9 +19,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
-use tracing::warn;
 
 use super::reach::{Reach, Reachability};
+use super::tls_faults::TlsFaults;
 use crate::body::BoxError;
 use crate::clock;
 use crate::config::{self, UpstreamUrl};
@@ -79,6 +79,7 @@ pub(super) struct Connector {
     /// One permit for each connection up to the limit.
     permits: Arc<Semaphore>,
     pub(super) reach: Arc<Reach>,
+    pub(super) tls_faults: Arc<TlsFaults>,
 }
 
 /// Error of a call that waited at the connection limit in vain.
@@ -116,7 +117,7 @@ impl Connector {
             Transport::Dialed(dialer) => TransportConnector::Dialed(dialer),
         };
         let permits = Arc::new(Semaphore::new(config.connections.min(Semaphore::MAX_PERMITS)));
-        Ok(Self { origin, transport, timeout, permits, reach })
+        Ok(Self { origin, transport, timeout, permits, reach, tls_faults: Arc::new(TlsFaults::new()) })
     }
 
     /// Returns the TLS files, or `None` without TLS.
@@ -159,20 +160,20 @@ impl TransportConnector {
 
     /// Performs the TLS handshake on an open connection, if the transport is TLS, for `limit` at
     /// most.
-    async fn handshake(&self, connection: RawConnection, limit: Duration) -> Result<SocketStream, BoxError> {
+    async fn handshake(
+        &self,
+        connection: RawConnection,
+        limit: Duration,
+        faults: &TlsFaults,
+    ) -> Result<SocketStream, BoxError> {
         match (self, connection) {
             (TransportConnector::Tls(_, tls), RawConnection::Tcp(tcp)) => {
                 let shaking = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp);
                 let Ok(shaken) = tokio::time::timeout(limit, shaking).await else {
-                    warn!(
-                        "the upstream accepts connections and leaves the TLS handshake without a response: \
-                         if it speaks no TLS, give upstream.url with http://"
-                    );
+                    faults.report_silent();
                     return Err(io::Error::from(io::ErrorKind::TimedOut).into());
                 };
-                let stream = shaken.inspect_err(|error| {
-                    warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
-                })?;
+                let stream = shaken.inspect_err(|error| faults.report_failed(error))?;
                 let stream = SocketStream::Tls(Box::new(stream));
                 tls.is_http2.store(stream.is_http2(), Ordering::Relaxed);
                 Ok(stream)
@@ -217,7 +218,7 @@ impl Connector {
         let began = clock::now();
         let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let stream = self.transport.handshake(connection, left).await?;
+        let stream = self.transport.handshake(connection, left, &self.tls_faults).await?;
         self.reach.record_usable();
         Ok(Socket { stream, _permit: permit })
     }

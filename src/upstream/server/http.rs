@@ -252,8 +252,12 @@ impl HttpServer {
             Ok(Err(error)) if is_refused_stream(&error) => {
                 return Err(Failure::before_run(ErrorCode::UpstreamBroke).into());
             }
-            Ok(Err(error)) if error.is_garbage() => ErrorCode::UpstreamGarbage,
-            Ok(Err(_)) => ErrorCode::UpstreamBroke,
+            Ok(Err(error)) => {
+                if !self.config.url.is_https() && !self.connector.reach.is_heard() {
+                    self.connector.tls_faults.report_no_http();
+                }
+                if error.is_garbage() { ErrorCode::UpstreamGarbage } else { ErrorCode::UpstreamBroke }
+            }
             Err(code) => code,
         };
         // The connection may be about to take the request at this moment.

@@ -14,6 +14,7 @@ pub(super) mod exchange;
 pub(super) mod http;
 mod http1;
 mod informational;
+mod log_pause;
 pub(super) mod protected_resource;
 pub(super) mod reach;
 mod recognition;
@@ -26,6 +27,7 @@ mod session_cookies;
 pub(super) mod sse_reader;
 mod sse_server;
 pub(super) mod synthetic;
+mod tls_faults;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

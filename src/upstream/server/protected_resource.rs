@@ -9,7 +9,7 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, LOCATION, WWW_AUTHENTICATE};
@@ -18,6 +18,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use tracing::warn;
 
 use super::body::begun;
+use super::log_pause::LogPause;
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
 use crate::config::PublicUrl;
@@ -49,8 +50,7 @@ pub(in crate::upstream) struct ProtectedResource {
     named: Mutex<Option<String>>,
     has_warned_challenge: AtomicBool,
     has_warned_resource: AtomicBool,
-    /// Time of the last warning about an audience.
-    warned_audience: Mutex<Option<Instant>>,
+    audience_warnings: LogPause,
 }
 
 impl ProtectedResource {
@@ -61,7 +61,7 @@ impl ProtectedResource {
             named: Mutex::default(),
             has_warned_challenge: AtomicBool::default(),
             has_warned_resource: AtomicBool::default(),
-            warned_audience: Mutex::default(),
+            audience_warnings: LogPause::new(WARN_PAUSE),
         })
     }
 
@@ -132,7 +132,7 @@ impl ProtectedResource {
         let is_for_us = jwt::audiences(&authorization).iter().any(|audience| self.public.is_named_by(audience));
         if is_for_us
             && jwt::expires_at(&authorization).is_some_and(|expiry| expiry > clock::wall())
-            && self.may_warn_of_audience()
+            && self.audience_warnings.may_log()
         {
             warn!(
                 public_url = %self.public,
@@ -140,15 +140,6 @@ impl ProtectedResource {
                  give the server this URL as its resource or audience"
             );
         }
-    }
-
-    fn may_warn_of_audience(&self) -> bool {
-        let (now, mut last) = (clock::now(), sync::lock(&self.warned_audience));
-        let may_warn = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_PAUSE);
-        if may_warn {
-            *last = Some(now);
-        }
-        may_warn
     }
 
     /// Returns the places of the metadata at the server, the likeliest first.

@@ -141,7 +141,7 @@ impl Reach {
         &self,
         responding: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, E> {
-        if self.is_heard.load(Ordering::Relaxed) {
+        if self.is_heard() {
             return responding.await;
         }
         // Boxed: later calls do not carry the timer.
@@ -150,6 +150,11 @@ impl Reach {
             self.is_heard.store(true, Ordering::Relaxed);
         }
         response
+    }
+
+    /// Returns true once the server has responded to a request, or the log has reported its silence.
+    pub(in crate::upstream) fn is_heard(&self) -> bool {
+        self.is_heard.load(Ordering::Relaxed)
     }
 
     async fn hear_first<T, E>(&self, mut responding: Pin<&mut impl Future<Output = Result<T, E>>>) -> Result<T, E> {
@@ -334,7 +339,7 @@ mod tests {
             clock::sleep(Duration::from_secs(secs)).await;
             Ok::<_, ()>(secs)
         };
-        let is_heard = || reach.is_heard.load(Ordering::Relaxed);
+        let is_heard = || reach.is_heard();
         // The connection is the fault, and has lines of its own.
         assert_eq!(reach.hear(std::pin::pin!(async { Err::<(), _>(()) })).await, Err(()));
         assert!(!is_heard());

@@ -6,20 +6,19 @@
 //! redirect of a call to another origin becomes an error that names the origin. Absent: the choice
 //! between these ([`super::address`]).
 
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::header::ACCEPT;
 use http::{Method, Response, StatusCode};
 use serde_json::json;
 use tracing::warn;
 
+use super::log_pause::LogPause;
 use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::channel;
 use crate::protocol::error::{Details, ErrorCode, Failure, Subject};
 use crate::protocol::jsonrpc::{self, Message};
-use crate::{clock, sync};
 
 /// Pause between two lines of the log about redirects to another origin. Each call may meet one.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
@@ -50,7 +49,8 @@ pub(super) fn differs_by_slash(path: &str, other: &str) -> bool {
 
 /// Returns the error in place of a redirect of `template` to another origin.
 pub(super) fn refuse(template: &Template, origin: &str) -> Response<ResponseBody> {
-    if may_log() {
+    static LOG: LogPause = LogPause::new(LOG_PAUSE);
+    if LOG.may_log() {
         warn!(origin, "the server redirects calls to another origin: give its URL as upstream.url");
     }
     let body = jsonrpc::peek_any(template.body()).ok();
@@ -71,18 +71,6 @@ pub(super) fn refuse(template: &Template, origin: &str) -> Response<ResponseBody
         ([error, ..], _) => error.clone(),
     };
     channel::json(StatusCode::BAD_GATEWAY, body).map(ResponseBody::from)
-}
-
-/// Returns true if the log may have another line about a redirect.
-fn may_log() -> bool {
-    static LAST_LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
-    let now = clock::now();
-    let mut last = sync::lock(&LAST_LOGGED);
-    let may_log = last.is_none_or(|last| now.saturating_duration_since(last) >= LOG_PAUSE);
-    if may_log {
-        *last = Some(now);
-    }
-    may_log
 }
 
 #[cfg(test)]
