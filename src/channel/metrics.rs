@@ -1,6 +1,7 @@
 //! Metrics of channels.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus::{IntCounterVec, IntGauge};
 
@@ -13,6 +14,8 @@ pub struct Metrics {
     starts: IntCounterVec,
     ends: IntCounterVec,
     skipped: IntCounterVec,
+    /// Lines of one server that were no JSON-RPC messages, for a check: of the server with the most.
+    most_text_lines: AtomicU64,
     /// Repairs of the server's messages.
     pub(super) repairs: Arc<Repairs>,
 }
@@ -89,6 +92,7 @@ impl Metrics {
     pub fn new(registrar: &Registrar, repairs: Arc<Repairs>) -> Result<Self, Error> {
         Ok(Self {
             repairs,
+            most_text_lines: AtomicU64::new(0),
             open: registrar.gauge("channels", "Channels to servers on stdio or HTTP+SSE.")?,
             starts: registrar.family(
                 "channel_starts_total",
@@ -121,9 +125,16 @@ impl Metrics {
         self.ends.with_label_values(&[EndReason::LABELS[reason as usize]]).inc();
     }
 
-    /// Returns the number of lines that were no JSON-RPC messages.
-    pub(super) fn text_lines(&self) -> u64 {
-        self.skipped.with_label_values(&[Skipped::LABELS[Skipped::NotJsonRpc as usize]]).get()
+    /// Returns the number of lines of one server that were no JSON-RPC messages: of the server with
+    /// the most.
+    pub(super) fn most_text_lines(&self) -> u64 {
+        self.most_text_lines.load(Ordering::Relaxed)
+    }
+
+    /// Observes a line that is no JSON-RPC message, the `number`th of its server.
+    pub(super) fn observe_text_line(&self, number: usize) {
+        self.observe_skipped(Skipped::NotJsonRpc);
+        self.most_text_lines.fetch_max(number as u64, Ordering::Relaxed);
     }
 
     pub(super) fn observe_skipped(&self, reason: Skipped) {

@@ -137,9 +137,10 @@ impl Channels {
         self.open.is_available() && !sync::lock(&self.state).start_rate.is_failing(clock::now())
     }
 
-    /// Returns the number of lines of all servers that were no JSON-RPC messages.
-    pub fn text_lines(&self) -> u64 {
-        self.limits.metrics.text_lines()
+    /// Returns the number of lines of one server that were no JSON-RPC messages: of the server with
+    /// the most.
+    pub fn most_text_lines(&self) -> u64 {
+        self.limits.metrics.most_text_lines()
     }
 
     /// Returns the longest time from `initialize` to its response or refusal.

@@ -13,6 +13,9 @@ use super::oauth;
 use super::verdict::Verdict;
 use crate::config::{AnswerPings, Config, HostHeader, PrincipalSource, Store, Tasks};
 
+/// Words of servers with one session for the whole process, in lower case.
+const ONE_SESSION: &str = "already initialized";
+
 /// Returns the findings about a server, for a proxy with this configuration.
 pub(super) fn findings(facts: &Facts, config: &Config) -> Findings {
     let mut found = Findings::default();
@@ -33,7 +36,13 @@ pub(super) fn findings(facts: &Facts, config: &Config) -> Findings {
 /// Finds the endpoints to use in place of the configured one, or beside it.
 fn find_places(facts: &Facts, config: &Config, found: &mut Findings) {
     let origin = config.upstream.url.origin();
-    found.add_if(matches!(facts.contact, Contact::NotMcp { redirects: true, .. }), "redirect");
+    match &facts.contact {
+        Contact::NotMcp { status, redirects_to: Some(place), .. } => found.add("redirect", &[status, place]),
+        Contact::Declined { message, .. } if message.to_lowercase().contains(ONE_SESSION) => {
+            found.add("one-session", &[]);
+        }
+        _ => {}
+    }
     if let Some(path) = &facts.endpoint_at {
         found.add("other-path", &[&origin, path]);
     } else if matches!(facts.contact, Contact::NotMcp { status: 404, .. }) {
@@ -44,7 +53,7 @@ fn find_places(facts: &Facts, config: &Config, found: &mut Findings) {
         found.add("localhost", &[host]);
     }
     if let Some(lines) = facts.program.map(|program| program.text_lines).filter(|lines| *lines > 0) {
-        found.add("stdout-text", &[&lines]);
+        found.add("stdout-text", &[&if lines == 1 { "a line".to_owned() } else { format!("{lines} lines") }]);
     }
     found.add_if(matches!(facts.contact, Contact::NotStarted { .. }), "environment");
     oauth::find(facts, config, found);
@@ -87,11 +96,24 @@ fn find_additions(facts: &Facts, config: &Config, found: &mut Findings) {
     }
     found.add_if(has_standalone(facts), "kept-stream");
     if facts.modern.is_some() {
-        let grace = config.streams.modern_grace.unwrap_or(config.delivery.retry * 2 + Duration::from_secs(1));
-        found.add("grace", &[&in_words(grace)]);
+        found.add("grace", &[&grace(config)]);
     }
     if let Some(tasks) = added_tasks(facts, config) {
         found.add("tasks", &[&in_words(tasks.after)]);
+    }
+}
+
+/// Describes the time that a call of 2026-07-28 waits for its client: by default two tries at the
+/// last `retry`.
+fn grace(config: &Config) -> String {
+    let (retry, long) = (config.delivery.retry, config.delivery.retry_long);
+    let of = |retry: Duration| in_words(retry * 2 + Duration::from_secs(1));
+    match config.streams.modern_grace {
+        Some(grace) => in_words(grace),
+        None if long > retry => {
+            format!("{} (once it has run for {}, {})", of(retry), in_words(config.delivery.retry_long_after), of(long))
+        }
+        None => of(retry),
     }
 }
 
@@ -105,7 +127,11 @@ fn added_tasks<'a>(facts: &Facts, config: &'a Config) -> Option<&'a Tasks> {
 fn find_limits_of_clients(facts: &Facts, config: &Config, found: &mut Findings) {
     let (is_anonymous, has_sessions) = (facts.anonymous == Guard::Accepted, has_sessions(facts));
     found.add("resuming-clients", &[]);
-    found.add("attempts", &[&in_words(config.delivery.retry), &in_words(config.delivery.retry * 2)]);
+    let (retry, long) = (config.delivery.retry, config.delivery.retry_long);
+    let later = format!("; in a call that has run for {}", in_words(config.delivery.retry_long_after));
+    let later = format!("{later}, of about {} (delivery.retry_long_ms)", in_words(long * 2));
+    let later = if long > retry { later } else { String::new() };
+    found.add("attempts", &[&in_words(retry), &in_words(retry * 2), &later]);
     found.add("client-timeout", &[]);
     found.add("hard-cuts", &[]);
     found.add_if(has_standalone(facts), "hard-cuts-of-stream");
@@ -139,7 +165,7 @@ fn find_risks(facts: &Facts, config: &Config, found: &mut Findings) {
     }
     match unknown_session(facts) {
         UnknownSession::Unrecognised { status, words: Some(words) } => {
-            found.add("unknown-words", &[status, status, words]);
+            found.add("unknown-words", &[status, status, &in_toml(words)]);
         }
         UnknownSession::Unrecognised { status: status @ 404, words: None } => found.add("no-words-404", &[status]),
         UnknownSession::Unrecognised { status, words: None } => found.add("no-words", &[status]),
@@ -176,6 +202,9 @@ fn find_limits_of_tasks(facts: &Facts, config: &Config, found: &mut Findings) {
 /// Finds the facts that are unknown, each with the way to find it out.
 fn find_unknown(facts: &Facts, found: &mut Findings) {
     found.add_if(facts.fell_silent, "silence");
+    if let Some(status) = facts.contact.status().filter(|_| Verdict::of(facts) == Verdict::Unavailable) {
+        found.add("busy", &[&status]);
+    }
     match (&facts.contact, &facts.tool) {
         // A server on a channel resumes nothing, and its calls run on.
         (Contact::Speaks, _) if facts.has_channels() => return,
@@ -210,6 +239,11 @@ fn find_unwatched(facts: &Facts, found: &mut Findings) {
         found.add("longer-watch", &[&watched, &tool, &silent]);
     }
     found.add_if(watch.pings > 0 && watch.session == SessionState::Lives, "longer-silence");
+}
+
+/// Returns a text as it is written between the quotation marks of a TOML string.
+fn in_toml(text: &str) -> String {
+    text.replace('\\', r"\\").replace('"', r#"\""#)
 }
 
 /// Returns true if any response, or the tool's, was JSON.
@@ -261,7 +295,6 @@ pub(super) fn in_words(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Document;
     use super::super::facts::samples::*;
     use super::super::facts::{Modern, ToolRun, Tools};
     use super::*;
@@ -291,7 +324,7 @@ mod tests {
     }
 
     fn nothing_there() -> Contact {
-        Contact::NotMcp { status: 404, content_type: None, redirects: false }
+        Contact::NotMcp { status: 404, content_type: None, redirects_to: None }
     }
 
     fn ended() -> Watch {
@@ -407,7 +440,7 @@ mod tests {
             (
                 clients,
                 |facts| legacy(facts).standalone = Standalone::Stream,
-                "a Python client survives two hard cuts of its GET",
+                "a break of a session's GET stream counts like one of a call",
             ),
             (
                 clients,
@@ -477,10 +510,10 @@ mod tests {
         legacy(&mut facts).answers = Form::Json;
         facts.modern = Some(modern());
         let adds = adds(&facts, &config).join("\n");
-        for part in ["(until it ends)", "nothing of it can be resumed", "waits 6 s"] {
+        for part in ["(until it ends)", "nothing of it can be resumed", "waits 6 s (once it has run for 10 s, 11 s)"] {
             assert!(adds.contains(part), "{part}: {adds}");
         }
-        assert!(clients(&facts, &config).join("\n").contains("2500 ms apart: they survive an outage of about 5 s"));
+        assert!(clients(&facts, &config).join("\n").contains("2500 ms apart: they survive an outage of about 5 s (delivery.retry_ms); in a call that has run for 10 s, of about 10 s"));
     }
 
     #[test]
@@ -530,7 +563,7 @@ mod tests {
     #[test]
     fn a_document_with_another_origin_causes_no_warning() {
         let mut facts = speaks();
-        facts.oauth = vec![Document { names_upstream: false, ..document(true) }];
+        facts.oauth = vec![document(false)];
         assert_eq!(warnings(&facts, &config()), Vec::<String>::new());
     }
 

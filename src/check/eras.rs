@@ -4,7 +4,7 @@
 //! the server speaks both. The proxy translates as its `[bridge]` says; the findings say so, or
 //! name the setting for it.
 
-use super::facts::{Facts, Guard};
+use super::facts::{Contact, Facts, Guard};
 use super::findings::Findings;
 use crate::config::{Config, ModernClients};
 
@@ -30,6 +30,8 @@ impl Eras {
             (Some(_), Some(_)) => Some(Eras::Both),
             _ if facts.fell_silent => None,
             (Some(legacy), None) => Some(Eras::Older { has_sessions: legacy.session }),
+            // A server that is slow, limited or away has refused nothing.
+            (None, Some(_)) if facts.unopened.as_ref().is_some_and(|contact| !is_refusal(contact)) => None,
             (None, Some(_)) => Some(Eras::Later),
             (None, None) => None,
         }
@@ -45,17 +47,47 @@ impl Eras {
     }
 }
 
+/// Returns true if the server has refused `initialize` as such.
+fn is_refusal(contact: &Contact) -> bool {
+    match contact {
+        Contact::Declined { .. } => !contact.is_busy(),
+        Contact::NotMcp { status, .. } => (400..500).contains(status) && !contact.is_busy(),
+        _ => false,
+    }
+}
+
+/// Describes the outcome of an `initialize` that the server has not refused.
+fn outcome(contact: &Contact) -> String {
+    match contact {
+        Contact::Silent => "no answer in time".to_owned(),
+        contact => contact.status().map_or("no answer".to_owned(), |status| format!("the status {status}")),
+    }
+}
+
+/// Returns the status of a refusal of `initialize` after which the proxy does not translate. A
+/// channel has no status.
+fn untranslated_status(facts: &Facts) -> Option<u16> {
+    let status = facts.unopened.as_ref().filter(|_| !facts.has_channels())?.status()?;
+    if (400..500).contains(&status) { None } else { Some(status) }
+}
+
 /// Finds the clients that the proxy translates, and the clients that it leaves out.
 pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
     let bridge = config.bridge.as_ref();
     let modern_clients = bridge.map_or(ModernClients::Never, |bridge| bridge.modern_clients);
     let has_tasks = config.tasks.is_some();
     match Eras::of(facts) {
-        Some(Eras::Both) | None => {}
-        Some(Eras::Later) => {
-            let is_translated = bridge.is_some_and(|bridge| bridge.legacy_clients);
-            found.add(if is_translated { "translated-older" } else { "excluded-older" }, &[]);
+        Some(Eras::Both) => {}
+        None => {
+            if let Some(contact) = facts.unopened.as_ref().filter(|_| facts.modern.is_some()) {
+                found.add("unopened", &[&outcome(contact)]);
+            }
         }
+        Some(Eras::Later) => match (bridge.is_some_and(|bridge| bridge.legacy_clients), untranslated_status(facts)) {
+            (_, Some(status)) => found.add("excluded-older-by-status", &[&status]),
+            (true, None) => found.add("translated-older", &[]),
+            (false, None) => found.add("excluded-older", &[]),
+        },
         Some(Eras::Older { has_sessions }) if modern_clients == ModernClients::Always => {
             let is_exposed = facts.anonymous == Guard::Accepted && !config.listen.address.ip().is_loopback();
             found.add("translated-later", &[]);
@@ -80,6 +112,7 @@ pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
 mod tests {
     use std::time::Duration;
 
+    use super::super::facts::Program;
     use super::super::facts::samples::*;
     use super::*;
     use crate::config::Bridge as Settings;
@@ -138,6 +171,37 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn only_a_refusal_of_initialize_shows_a_server_of_one_revision() {
+        let declined = |status| Contact::Declined { status, code: -32601, message: String::new() };
+        let not_mcp = |status| Contact::NotMcp { status, content_type: None, redirects_to: None };
+        let refused = Contact::Refused { status: 401, scheme: None };
+        for (unopened, promise, question) in [
+            (declined(400), "clients of the older revisions can use", ""),
+            (not_mcp(404), "clients of the older revisions can use", ""),
+            (declined(200), "", ""),
+            (declined(503), "", "initialize got the status 503"),
+            (not_mcp(429), "", "initialize got the status 429"),
+            (not_mcp(200), "", "initialize got the status 200"),
+            (refused, "", "initialize got the status 401"),
+            (Contact::Silent, "", "initialize got no answer in time"),
+            (Contact::Broke, "", "initialize got no answer"),
+        ] {
+            let facts = Facts { unopened: Some(unopened.clone()), ..later() };
+            let config = config(ModernClients::Auto, true);
+            let lists = [0, 3].map(|number| list(&facts, &config, number).join("\n"));
+            for (list, words) in lists.iter().zip([promise, question]) {
+                assert_eq!((list.contains(words), list.is_empty()), (true, words.is_empty()), "{unopened:?}: {list}");
+            }
+            assert_eq!(Eras::of(&facts).is_none(), !question.is_empty(), "{unopened:?}");
+        }
+        let facts = Facts { unopened: Some(declined(200)), ..later() };
+        let clients = list(&facts, &config(ModernClients::Auto, true), 1);
+        assert!(clients.join("\n").contains("refuses initialize with the status 200"), "{clients:?}");
+        let on_stdio = Facts { program: Some(Program::default()), ..facts };
+        assert_eq!(list(&on_stdio, &config(ModernClients::Auto, true), 0).len(), 1);
     }
 
     #[test]

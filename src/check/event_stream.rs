@@ -19,7 +19,7 @@ use crate::config::{Config, SseServer};
 pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Channels>, server: &SseServer) -> Facts {
     let event_stream = Some(EventStream::default());
     let with_headers = !options.headers.is_empty();
-    let mut facts = Facts { event_stream, with_headers, ..Facts::unknown(printable(&server.url.to_string())) };
+    let mut facts = Facts { event_stream, with_headers, ..Facts::unknown(printable_lines(&server.url.to_string())) };
     options.report_progress("connecting");
     if let Err(contact) = reach::reach(config).await {
         facts.contact = contact;
@@ -34,7 +34,7 @@ pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Cha
             Box::pin(probe.run_event_stream(&mut facts)).await;
         }
         (Err(error), _) | (_, Err(error)) => {
-            facts.contact = Contact::Unreachable { why: printable(&error.to_string()) }
+            facts.contact = Contact::Unreachable { why: printable_lines(&error.to_string()) }
         }
     }
     channels.end_all().await;

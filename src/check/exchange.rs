@@ -9,20 +9,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HOST, LOCATION, WWW_AUTHENTICATE};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HOST, LOCATION, WWW_AUTHENTICATE};
 use http::response::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use serde_json::Value;
 
-use super::facts::{Form, Standalone, printable};
+use super::facts::{Form, Standalone, printable, printable_words};
 use crate::body::BoxBody;
 use crate::channel::{Caller, Channels, Variables};
 use crate::clock;
 use crate::config::{self, Config, HostHeader};
 use crate::event_log::{Principal, QuotaKey};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::SessionId;
+use crate::protocol::headers::{SessionId, is_read_as_json, is_sse};
+use crate::protocol::origin;
 use crate::protocol::sse::{Decoder, Event};
 use crate::tls;
 use crate::upstream::{Body, Forwarded, PublicName, Server, Upstream};
@@ -31,9 +32,8 @@ use crate::upstream::{Body, Forwarded, PublicName, Server, Upstream};
 const MAX_RESPONSE: usize = 16 * 1024 * 1024;
 /// Redirects followed for one request, as in the proxy.
 const MAX_REDIRECTS: usize = 3;
-/// Bytes of a refusal that are read, and characters that are shown.
+/// Bytes of a refusal that are read.
 const WORDS_READ: usize = 64 * 1024;
-const WORDS_SHOWN: usize = 200;
 /// A host name that no server has ([RFC 6761 §6.4]).
 ///
 /// [RFC 6761 §6.4]: https://www.rfc-editor.org/rfc/rfc6761#section-6.4
@@ -99,8 +99,8 @@ pub(super) struct Observation {
     pub(super) scheme: Option<String>,
     /// The whole `WWW-Authenticate`, which must not be shown.
     pub(super) challenge: Option<String>,
-    /// True for a redirect that was not followed.
-    pub(super) is_redirect: bool,
+    /// Place of a redirect that was not followed.
+    pub(super) redirects_to: Option<String>,
     /// True after the first event.
     has_events: bool,
     /// The ids of the events, in order.
@@ -125,6 +125,12 @@ impl Observation {
     /// Returns the code of an error, or `None` for a result.
     pub(super) fn error_code(&self) -> Option<i64> {
         self.response.as_ref()?.get("error")?.get("code")?.as_i64()
+    }
+
+    /// Returns the message of an error, or an empty text.
+    pub(super) fn error_message(&self) -> &str {
+        let error = self.response.as_ref().and_then(|response| response.get("error"));
+        error.and_then(|error| error.get("message")?.as_str()).unwrap_or_default()
     }
 
     /// Returns the message of an error of the proxy itself about a server that it could not start,
@@ -177,7 +183,7 @@ impl Client {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
         let localhost = config::Upstream { host: HostHeader::Name(localhost_of(config)), ..config.upstream.clone() };
         let public = config.listen.public_url.as_deref().map(PublicName::of);
-        let mut server = Server::new(config.upstream.clone())?;
+        let mut server = Server::new(config.upstream.clone())?.with_public_url(config.listen.public_url.as_ref());
         if let Some(channels) = channels {
             server = server.with_channels(channels.clone());
         }
@@ -255,6 +261,24 @@ impl Client {
             return None;
         }
         body.document().await
+    }
+
+    /// Returns the metadata of the server as a protected resource, as clients of the proxy get it
+    /// under `listen.public_url`, or `None` without metadata.
+    pub(super) async fn public_metadata(&self, timeout: Duration) -> Option<Value> {
+        let deadline = clock::now() + timeout;
+        let mut request = http::Request::new(());
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static("application/json"));
+        if let Some(host) = &self.host {
+            request.headers_mut().insert(HOST, host.clone());
+        }
+        let (request, ()) = request.into_parts();
+        let response = before(deadline, self.upstream.resource_metadata(&request, &self.peer)).await?.ok()?;
+        let (head, body) = response.into_parts();
+        let body = body.map_err(Into::into).boxed_unsync();
+        let mut reader = BodyReader { body, deadline, remaining: MAX_RESPONSE };
+        let document = if head.status == StatusCode::OK { reader.document().await } else { None };
+        document.filter(|document| document["resource"].is_string())
     }
 
     /// Returns the status and the body of a response, the body up to `most` bytes: `None` if it is
@@ -452,21 +476,21 @@ pub(super) fn is_refusal(status: StatusCode) -> bool {
 /// Returns the first characters of a body on one line.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(WORDS_SHOWN).collect();
-    printable(&words)
+    printable_words(&text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
-    let challenge = headers.get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let scheme = challenge.as_deref().and_then(|challenge| challenge.split([' ', ',']).next());
+    let challenges: Vec<&str> =
+        headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
+    let scheme = challenges.first().and_then(|challenge| challenge.split([' ', ',']).next());
     Observation {
         status,
         form: form(headers),
         content_type: media_type(headers).map(|text| printable(&text)),
         session: SessionId::from_headers(headers),
         scheme: scheme.filter(|scheme| !scheme.is_empty()).map(printable),
-        is_redirect: status.is_redirection() && headers.contains_key(LOCATION),
-        challenge,
+        challenge: if challenges.is_empty() { None } else { Some(challenges.join(", ")) },
+        redirects_to: redirect_place(status, headers),
         has_events: false,
         ids: Vec::new(),
         is_primed: false,
@@ -477,12 +501,27 @@ fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
     }
 }
 
+/// Returns the form as clients read it, and the proxy: by the beginning of the type for JSON.
 fn form(headers: &HeaderMap) -> Form {
-    match media_type(headers).as_deref() {
-        Some("text/event-stream") => Form::EventStream,
-        Some("application/json") => Form::Json,
-        Some(_) | None => Form::Other,
+    if is_sse(headers) {
+        Form::EventStream
+    } else if is_read_as_json(headers) {
+        Form::Json
+    } else {
+        Form::Other
     }
+}
+
+/// Returns the place of a redirect without its query, which may hold secrets: the origin of another
+/// server, or a path of this one. The client has removed this server's own origin.
+fn redirect_place(status: StatusCode, headers: &HeaderMap) -> Option<String> {
+    let location = headers.get(LOCATION).filter(|_| status.is_redirection())?;
+    let location = location.to_str().unwrap_or_default();
+    let place = match location.parse::<Uri>().ok().as_ref().and_then(origin::of) {
+        Some(origin) => origin,
+        None => location.split(['?', '#']).next().unwrap_or_default().to_owned(),
+    };
+    Some(printable_words(&place))
 }
 
 fn media_type(headers: &HeaderMap) -> Option<String> {

@@ -18,6 +18,8 @@ pub struct Facts {
     pub upstream: String,
     /// Outcome of the first requests.
     pub contact: Contact,
+    /// Outcome of `initialize` at a server that opened no session by it, and serves 2026-07-28.
+    pub unopened: Option<Contact>,
     /// Words of a refusal with 401, 403 or 421, or `None` for any other response.
     pub refusal: Option<RefusalWords>,
     /// The process of a server on stdio, or `None` for a server on HTTP.
@@ -46,6 +48,8 @@ pub struct Facts {
     pub anonymous: Guard,
     /// OAuth documents of the origin.
     pub oauth: Vec<Document>,
+    /// The server under `listen.public_url`, or `None` without that key.
+    pub public: Option<PublicResource>,
     /// True if the server stopped responding, so that some facts are unknown.
     pub fell_silent: bool,
     /// Paths with HTTP+SSE of 2024-11-05.
@@ -65,6 +69,13 @@ impl Facts {
     /// Creates the facts before the first request.
     pub fn unknown(upstream: String) -> Self {
         Self { upstream, ..Self::default() }
+    }
+
+    /// Records that the server speaks MCP, and how it treated `initialize` if that opened no
+    /// session.
+    pub(super) fn record_opening(&mut self, has_session: bool) {
+        let contact = std::mem::replace(&mut self.contact, Contact::Speaks);
+        self.unopened = if has_session { None } else { Some(contact) };
     }
 
     /// Returns true if the server was probed over channels of the proxy: the proxy then has the
@@ -138,6 +149,8 @@ pub enum Contact {
         status: u16,
         /// Error code.
         code: i64,
+        /// Error message, or empty.
+        message: String,
     },
     /// Any other response that is no MCP.
     NotMcp {
@@ -145,11 +158,40 @@ pub enum Contact {
         status: u16,
         /// Media type.
         content_type: Option<String>,
-        /// True if the response redirects to another place.
-        redirects: bool,
+        /// Place of a redirect that is not followed: another origin, or a path of this one.
+        redirects_to: Option<String>,
     },
     /// MCP, on the requested transport.
     Speaks,
+}
+
+impl Contact {
+    /// Returns the status of a response that opened nothing, or `None` without one.
+    pub(super) fn status(&self) -> Option<u16> {
+        match self {
+            Contact::Refused { status, .. } | Contact::Declined { status, .. } | Contact::NotMcp { status, .. } => {
+                Some(*status)
+            }
+            Contact::Unreachable { .. }
+            | Contact::NotStarted { .. }
+            | Contact::NoEventStream { .. }
+            | Contact::Handshake { .. }
+            | Contact::OtherScheme { .. }
+            | Contact::Silent
+            | Contact::Broke
+            | Contact::Speaks => None,
+        }
+    }
+
+    /// Returns true if the response says nothing about the server: it is limited, or away.
+    pub(super) fn is_busy(&self) -> bool {
+        self.status().is_some_and(is_busy)
+    }
+}
+
+/// Returns true for the status of a server or gateway that may serve the same request later.
+pub(super) fn is_busy(status: u16) -> bool {
+    matches!(status, 429 | 502 | 503 | 504)
 }
 
 /// Words of a refused request, and the reaction to another `Host`.
@@ -171,7 +213,7 @@ pub struct Program {
     /// Time from the end of its last session to the end of all its processes, or `None` if no
     /// session was opened.
     pub ended_ms: Option<u64>,
-    /// Lines on stdout that were no JSON-RPC messages.
+    /// Lines on stdout that were no JSON-RPC messages, of the process with the most.
     pub text_lines: u64,
 }
 
@@ -182,6 +224,37 @@ pub struct EventStream {
     pub endpoint: Option<String>,
     /// Time until the response to a ping, or `None` without a response.
     pub ping_ms: Option<u64>,
+}
+
+/// The server as a protected resource under `listen.public_url`, as clients of the proxy see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PublicResource {
+    /// The resource that its metadata names there, or `None` without metadata.
+    pub resource: Option<String>,
+    /// True if that is `listen.public_url`.
+    pub is_public: bool,
+    /// Origin of the metadata that a challenge names, if clients do not find that at the proxy.
+    pub challenge_origin: Option<String>,
+    /// The token that the user gave.
+    pub token: Token,
+}
+
+/// The token that the user gave, by its own claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Token {
+    /// None was given.
+    #[default]
+    None,
+    /// It names no audience that can be read.
+    Opaque,
+    /// It names `listen.public_url` as its audience.
+    ForPublicUrl,
+    /// It names another audience.
+    ForAnother {
+        /// The first of them.
+        audience: String,
+    },
 }
 
 /// Name and version of a server, as it reports them.
@@ -415,9 +488,11 @@ pub enum Guard {
     Unknown,
 }
 
-/// The longest text of the server's that is shown, in characters.
+/// The longest name or other short text of the server's that is shown, in characters.
 const MAX_TEXT: usize = 80;
-/// The longest text of several lines that is shown, in characters.
+/// The longest beginning of a body, or message of an error, that is shown, in characters.
+pub(super) const MAX_WORDS: usize = 200;
+/// The longest text of several lines, and the longest reason, that is shown, in characters.
 const MAX_LINES: usize = 2000;
 
 /// Returns a time in whole milliseconds.
@@ -431,7 +506,12 @@ pub(super) fn printable(text: &str) -> String {
     printable_up_to(MAX_TEXT, text)
 }
 
-/// Returns a text of several lines as [`printable`] does, as one line.
+/// Returns words of the server's as [`printable`] does. They may be longer.
+pub(super) fn printable_words(text: &str) -> String {
+    printable_up_to(MAX_WORDS, text)
+}
+
+/// Returns a text of several lines, or a reason in the words of this program, as one line.
 pub(super) fn printable_lines(text: &str) -> String {
     printable_up_to(MAX_LINES, &text.replace('\n', "; "))
 }
@@ -502,7 +582,8 @@ pub(super) mod samples {
     }
 
     pub(in crate::check) fn document(names_upstream: bool) -> Document {
-        Document { path: "/.well-known/x".to_owned(), names_upstream, ..Document::default() }
+        let (path, names_upstream_as_resource) = ("/.well-known/x".to_owned(), names_upstream);
+        Document { path, names_upstream, names_upstream_as_resource, ..Document::default() }
     }
 }
 
@@ -514,5 +595,6 @@ mod tests {
     fn a_text_of_the_server_cannot_steer_a_terminal() {
         assert_eq!(printable("a\x1b[2Jb\r\n\u{9b}c\u{202e}d"), "a[2Jbcd");
         assert_eq!(printable(&"x".repeat(500)).len(), MAX_TEXT);
+        assert_eq!(printable_words(&"x".repeat(500)).len(), MAX_WORDS);
     }
 }

@@ -28,6 +28,7 @@ mod program;
 mod reach;
 mod report;
 mod requests;
+mod resource_probe;
 mod state;
 pub mod summary;
 mod verdict;

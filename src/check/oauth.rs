@@ -2,23 +2,24 @@
 //!
 //! Absent: the documents ([`super::document`]).
 
-use super::facts::Facts;
+use super::facts::{Contact, Facts, Guard, PublicResource, Token};
 use super::findings::Findings;
 use super::verdict::Verdict;
 use crate::config::{Config, PublicUrl};
+use crate::protocol::protected_resource::metadata_path;
 
 /// Finds what the documents mean for clients of the proxy.
 pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
     let public = config.listen.public_url.as_deref();
-    for document in facts.oauth.iter().filter(|document| document.names_upstream) {
-        match public {
-            None => found.add("oauth", &[&document.path]),
-            Some(public) if document.is_of_issuer() => found.add("oauth-issuer", &[&document.path, &public.origin()]),
-            // The proxy gives it the public name.
-            Some(_) => {}
-        }
-    }
     for document in &facts.oauth {
+        if document.names_upstream_as_resource && public.is_none() {
+            found.add("oauth", &[&document.path]);
+        }
+        if document.names_upstream_elsewhere {
+            let origin = public.map(|public| format!(", such as {}", public.origin()));
+            let code = if document.is_of_issuer() { "oauth-issuer" } else { "oauth-elsewhere" };
+            found.add(code, &[&document.path, &origin.unwrap_or_default()]);
+        }
         found.add_if(document.lists_offline_access, "oauth-offline");
         if document.lacks_s256 {
             found.add("oauth-s256", &[&document.path]);
@@ -27,17 +28,49 @@ pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
     if let Some((named, issuer)) = slashed(facts) {
         found.add("oauth-slash", &[&named, &issuer]);
     }
-    if let Some(public) = public.filter(|_| !facts.oauth.is_empty()) {
-        find_token(facts, public, found);
+    if let (Some(public), Some(resource)) = (public, &facts.public) {
+        find_name(facts, (public, resource), found);
+        find_token(facts, (public, resource), found);
     }
 }
 
+/// Finds the names by which clients of the public URL do not find the server, or refuse it.
+fn find_name(facts: &Facts, (public, resource): (&PublicUrl, &PublicResource), found: &mut Findings) {
+    match &resource.resource {
+        Some(name) if !resource.is_public => found.add("oauth-foreign", &[name, public, public]),
+        Some(_) => {}
+        None if wants_token(facts) => found.add("oauth-none", &[&metadata_path(public.path())]),
+        None => {}
+    }
+    if let Some(origin) = &resource.challenge_origin {
+        found.add("oauth-challenge", &[origin, public]);
+    }
+}
+
+/// Returns true if the server asks for a token, or for credentials of an unknown kind.
+fn wants_token(facts: &Facts) -> bool {
+    let scheme = match (&facts.contact, &facts.anonymous) {
+        (Contact::Refused { status: 401, scheme }, _) => scheme,
+        (Contact::Speaks, Guard::Refused { status: 401, scheme }) => scheme,
+        _ => return false,
+    };
+    scheme.as_deref().is_none_or(|scheme| ["bearer", "dpop"].iter().any(|token| scheme.eq_ignore_ascii_case(token)))
+}
+
 /// Finds whether the server takes a token for the public URL.
-fn find_token(facts: &Facts, public: &PublicUrl, found: &mut Findings) {
-    if !facts.with_headers {
-        found.add("oauth-untried", &[public]);
-    } else if Verdict::of(facts) == Verdict::WantsCredentials {
-        found.add("oauth-refused", &[public]);
+fn find_token(facts: &Facts, (public, resource): (&PublicUrl, &PublicResource), found: &mut Findings) {
+    let is_refused = Verdict::of(facts) == Verdict::WantsCredentials;
+    let is_taken = facts.contact == Contact::Speaks && matches!(facts.anonymous, Guard::Refused { .. });
+    match &resource.token {
+        Token::None if wants_token(facts) || !facts.oauth.is_empty() => found.add("oauth-untried", &[public]),
+        Token::None => {}
+        Token::ForAnother { audience } if is_refused => found.add("oauth-refused-other", &[audience, public]),
+        _ if is_refused => found.add("oauth-refused", &[public]),
+        Token::ForPublicUrl if is_taken => found.add("oauth-taken", &[public]),
+        Token::ForAnother { audience } if is_taken => found.add("oauth-taken-other", &[audience, public]),
+        Token::Opaque if is_taken => found.add("oauth-taken-opaque", &[public]),
+        // The server takes requests without a token as well.
+        Token::ForPublicUrl | Token::ForAnother { .. } | Token::Opaque => {}
     }
 }
 
@@ -63,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_document_is_of_a_resource_or_of_an_issuer() {
-        let of = |document: Value| Document::of("/x".to_owned(), &document, false);
+        let of = |document: Value| Document::of("/x".to_owned(), &document, "http://none.test");
         let resource = of(json!({
             "resource": "http://a/mcp", "authorization_servers": ["http://as"], "scopes_supported": ["a", "offline_access"],
         }));

@@ -6,11 +6,10 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::document::Document;
 use super::exchange::{Client, Cut, ExchangeError, Observation, Request, is_refusal, localhost_of};
 use super::facts::{
     Contact, Facts, Form, Guard, Identity, Legacy, Modern, RefusalWords, ResumeOutcome, ToolOutcome, ToolRun, Tools,
-    UnknownSession, millis, printable,
+    UnknownSession, is_busy, millis, printable, printable_lines, printable_words,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::state::Probe;
@@ -31,7 +30,6 @@ const MAX_TOOLS: usize = 10_000;
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 /// Customary path of servers of 2024-11-05.
 const OLD_PATH: &str = "/sse";
-const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-server", "openid-configuration"];
 
 /// Gathers the facts about a server on HTTP. Takes some seconds if it never responds, and three
 /// runs of the tool at most.
@@ -46,7 +44,7 @@ pub(super) async fn probe(config: &Config, options: &Options) -> Facts {
     let client = match Client::new(config, options.headers.clone(), None) {
         Ok(client) => client,
         Err(error) => {
-            facts.contact = Contact::Unreachable { why: printable(&error.to_string()) };
+            facts.contact = Contact::Unreachable { why: printable_lines(&error.to_string()) };
             return facts;
         }
     };
@@ -90,12 +88,13 @@ impl Probe<'_> {
         }
         if legacy.is_ok() || modern.is_ok() {
             facts.oauth = self.oauth(config, legacy.as_ref().ok()).await;
+            facts.public = self.public_resource(legacy.as_ref().ok()).await;
         }
         facts.contact = contact(&legacy);
         facts.refusal = self.refusal(config, legacy.as_ref().ok()).await;
 
         let session = legacy.ok().and_then(session_from);
-        let modern = self.modern(modern, session.is_none()).await;
+        let modern = modern_session(modern);
         if session.is_none() && modern.is_none() {
             if let Contact::NotMcp { status: 404 | 405, .. } | Contact::Declined { status: 404 | 405, .. } =
                 facts.contact
@@ -104,7 +103,7 @@ impl Probe<'_> {
             }
             return;
         }
-        facts.contact = Contact::Speaks;
+        facts.record_opening(session.is_some());
         self.options.report_progress("asking for tools and what is refused");
         Box::pin(self.examine(session, modern, facts)).await;
     }
@@ -189,30 +188,6 @@ impl Probe<'_> {
             return Some(path.to_owned());
         }
         None
-    }
-
-    /// Opens a session of the modern revision by the response to `server/discover`. A server
-    /// without that method may still serve modern requests, unless older revisions explain the
-    /// response.
-    pub(super) async fn modern(
-        &self,
-        discovered: Result<Observation, ExchangeError>,
-        is_alone: bool,
-    ) -> Option<Session> {
-        let response = discovered.ok()?;
-        let requester = Requester::Modern;
-        if response.result().is_some_and(|result| result["supportedVersions"].is_array()) {
-            // A server that lists older revisions alone serves no request without a session.
-            let text = response.response.as_ref().map(Value::to_string);
-            let is_modern = era_of(text.as_deref().map(str::as_bytes)) == Era::Modern;
-            return is_modern.then_some(Session { requester, response });
-        }
-        if response.response.is_none() || !is_alone {
-            return None;
-        }
-        let response = self.request(requester.post(Some(2), "tools/list", json!({}))).await.ok()?;
-        response.result().filter(|result| result["tools"].is_array())?;
-        Some(Session { requester, response })
     }
 
     async fn examine_modern(&self, session: &Session, facts: &mut Facts) {
@@ -382,52 +357,25 @@ impl Probe<'_> {
         let post = |id| requester.post(Some(id), method, params.clone());
         facts.foreign_host = self.guard(Request { has_foreign_host: true, ..post(60) }).await;
         facts.foreign_origin = self.guard(requests::from_foreign_origin(post(61))).await;
-        facts.anonymous = if self.client.has_headers() {
-            self.guard(Request { is_anonymous: true, ..post(62) }).await
-        } else {
+        if !self.client.has_headers() {
             // All earlier requests were anonymous.
-            Guard::Accepted
-        };
+            facts.anonymous = Guard::Accepted;
+            return;
+        }
+        let response = self.request(Request { is_anonymous: true, ..post(62) }).await;
+        if let (Some(public), Ok(refused)) = (&mut facts.public, &response) {
+            public.challenge_origin = self.foreign_challenge(refused);
+        }
+        facts.anonymous = reaction(response);
     }
 
     async fn guard(&self, request: Request) -> Guard {
-        match self.request(request).await {
-            Ok(response) if response.status.is_success() => Guard::Accepted,
-            Ok(response) if response.status.is_client_error() => {
-                Guard::Refused { status: response.status.as_u16(), scheme: response.scheme }
-            }
-            Ok(_) | Err(_) => Guard::Unknown,
-        }
+        reaction(self.request(request).await)
     }
 
     async fn is_http_sse(&self, request: Request) -> bool {
         let first = self.client.first_event(request, self.timeouts.stream).await;
         first.is_some_and(|event| event.name == b"endpoint"[..])
-    }
-
-    /// Returns the OAuth documents of the origin, and a challenge that refers to one.
-    async fn oauth(&self, config: &Config, first: Option<&Observation>) -> Vec<Document> {
-        let url = &config.upstream.url;
-        let mut found = Vec::new();
-        if let Some(challenge) =
-            first.and_then(|response| response.challenge.as_deref()).filter(|text| text.contains("resource_metadata"))
-        {
-            let names_upstream = has_origin(challenge, &url.origin());
-            found.push(Document { path: "WWW-Authenticate".to_owned(), names_upstream, ..Document::default() });
-        }
-        let deadline = clock::now() + self.timeouts.response;
-        for name in METADATA {
-            for suffix in [url.endpoint_path(), ""] {
-                let path = format!("/.well-known/{name}{suffix}");
-                let left = deadline.saturating_duration_since(clock::now());
-                let document = self.client.document(requests::page(&path, false), left).await;
-                if let Some(document) = document.filter(Value::is_object) {
-                    let names_upstream = has_origin(&document.to_string(), &url.origin());
-                    found.push(Document::of(path, &document, names_upstream));
-                }
-            }
-        }
-        found
     }
 
     async fn close(&self, requester: Requester) {
@@ -469,6 +417,26 @@ fn unknown_tool(tool: &Tool, listed: Option<&Tools>) -> Option<String> {
     if is_missing { Some(name) } else { None }
 }
 
+/// Classifies the reaction to a request that the server should refuse.
+fn reaction(response: Result<Observation, ExchangeError>) -> Guard {
+    match response {
+        Ok(response) if response.status.is_success() => Guard::Accepted,
+        Ok(response) if response.status.is_client_error() && !is_busy(response.status.as_u16()) => {
+            Guard::Refused { status: response.status.as_u16(), scheme: response.scheme }
+        }
+        Ok(_) | Err(_) => Guard::Unknown,
+    }
+}
+
+/// Returns the session of the modern revision that the response to `server/discover` shows, as
+/// `serve` reads it, or `None` for a server of older revisions.
+pub(super) fn modern_session(discovered: Result<Observation, ExchangeError>) -> Option<Session> {
+    let response = discovered.ok()?;
+    let text = response.result().and(response.response.as_ref()).map(Value::to_string);
+    let is_modern = era_of(text.as_deref().map(str::as_bytes)) == Era::Modern;
+    is_modern.then_some(Session { requester: Requester::Modern, response })
+}
+
 /// Returns the session that a response to `initialize` opened, or `None` if it failed.
 pub(super) fn session_from(response: Observation) -> Option<Session> {
     let revision = response.result()?.get("protocolVersion")?.as_str()?.to_owned();
@@ -485,11 +453,14 @@ pub(super) fn contact(response: &Result<Observation, ExchangeError>) -> Contact 
                 Contact::Refused { status: response.status.as_u16(), scheme: response.scheme.clone() }
             }
             status => match response.error_code() {
-                Some(code) => Contact::Declined { status: status.as_u16(), code },
+                Some(code) => {
+                    let message = printable_words(response.error_message());
+                    Contact::Declined { status: status.as_u16(), code, message }
+                }
                 None => Contact::NotMcp {
                     status: status.as_u16(),
                     content_type: response.content_type.clone(),
-                    redirects: response.is_redirect,
+                    redirects_to: response.redirects_to.clone(),
                 },
             },
         },
@@ -502,32 +473,4 @@ fn identity(response: &Observation) -> Option<Identity> {
     let info = info.into_iter().find(|info| info["name"].is_string())?;
     let text = |key: &str| printable(info[key].as_str().unwrap_or_default());
     Some(Identity { name: text("name"), version: text("version") })
-}
-
-/// Returns true if a text contains a URL of this origin.
-fn has_origin(text: &str, origin: &str) -> bool {
-    let text = text.to_ascii_lowercase();
-    let ends =
-        |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '_'));
-    text.match_indices(origin).any(|(at, _)| ends(&text[at + origin.len()..]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_origin_is_matched_whole() {
-        let origin = "http://a.test:3000";
-        for (text, named) in [
-            (r#"{"issuer":"http://a.test:3000"}"#, true),
-            ("http://A.test:3000/x", true),
-            ("http://a.test:30001/x", false),
-            ("http://a.test", false),
-            ("https://a.test:3000", false),
-        ] {
-            assert_eq!(has_origin(text, origin), named, "{text}");
-        }
-        assert!(!has_origin("http://a.test:3000", "http://a.test"));
-    }
 }

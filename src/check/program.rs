@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Options;
 use super::exchange::Client;
 use super::facts::{Contact, Facts, Program, millis, printable, printable_lines};
-use super::probe::{contact, session_from};
+use super::probe::{contact, modern_session, session_from};
 use super::requests::{self, LEGACY, Requester};
 use super::state::Probe;
 use crate::channel::Channels;
@@ -28,13 +28,13 @@ pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Cha
             let probe = Probe::new(config, options, client);
             Box::pin(probe.run_program(&mut facts)).await;
         }
-        Err(error) => facts.contact = Contact::NotStarted { why: printable(&error.to_string()) },
+        Err(error) => facts.contact = Contact::NotStarted { why: printable_lines(&error.to_string()) },
     }
     options.report_progress("ending the program");
     let began = clock::now();
     channels.end_all().await;
     if let Some(program) = &mut facts.program {
-        program.text_lines = channels.text_lines();
+        program.text_lines = channels.most_text_lines();
         program.ended_ms = program.answered_ms.map(|_| millis(clock::now() - began));
     }
     facts
@@ -53,12 +53,12 @@ impl Probe<'_> {
         facts.contact = contact(&legacy);
         let session = legacy.ok().and_then(session_from);
         let discovered = self.request(Requester::Modern.post(Some(1), "server/discover", json!({}))).await;
-        let modern = self.modern(discovered, session.is_none()).await;
+        let modern = modern_session(discovered);
         if session.is_none() && modern.is_none() {
             return;
         }
         facts.program = Some(Program { answered_ms: Some(millis(took)), ..Program::default() });
-        facts.contact = Contact::Speaks;
+        facts.record_opening(session.is_some());
         self.options.report_progress("asking for tools and older revisions");
         Box::pin(self.examine(session, modern, facts)).await;
     }

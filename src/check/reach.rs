@@ -12,7 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::facts::{Contact, printable};
+use super::facts::{Contact, printable_lines};
 use crate::config::Config;
 use crate::tls::{self, ClientFiles};
 
@@ -22,15 +22,16 @@ pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
     let unreachable = |why: String| Contact::Unreachable { why };
     let late = || unreachable(format!("no connection within {} ms", limit.as_millis()));
     let tcp = tokio::time::timeout(limit, connect(config)).await.map_err(|_| late())?;
-    let tcp = tcp.map_err(|error| unreachable(printable(&error.to_string())))?;
+    let tcp = tcp.map_err(|error| unreachable(printable_lines(&error.to_string())))?;
     if !config.upstream.url.is_https() {
         return Ok(());
     }
-    let files = ClientFiles::load(config.upstream.tls.clone()).map_err(|error| unreachable(error.to_string()))?;
+    let files = ClientFiles::load(config.upstream.tls.clone())
+        .map_err(|error| unreachable(printable_lines(&error.to_string())))?;
     match tokio::time::timeout(limit, handshake(config, TlsConnector::from(files.current()), tcp)).await {
         Err(_) => Err(Contact::Handshake { why: format!("no TLS handshake within {} ms", limit.as_millis()) }),
         Ok(Err(error)) if tls::is_plain(&error) => Err(Contact::OtherScheme { scheme: "http" }),
-        Ok(Err(error)) => Err(Contact::Handshake { why: printable(&tls::explain(&error)) }),
+        Ok(Err(error)) => Err(Contact::Handshake { why: printable_lines(&tls::explain(&error)) }),
         Ok(Ok(_)) => Ok(()),
     }
 }
@@ -52,7 +53,7 @@ pub(super) async fn tls_fault(config: &Config, limit: Duration) -> Option<Contac
         stream.read_u8().await
     };
     let error = tokio::time::timeout(limit, refusal).await.ok()?.err()?;
-    if tls::is_of_tls(&error) { Some(Contact::Handshake { why: printable(&tls::explain(&error)) }) } else { None }
+    if tls::is_of_tls(&error) { Some(Contact::Handshake { why: printable_lines(&tls::explain(&error)) }) } else { None }
 }
 
 fn host(config: &Config) -> &str {

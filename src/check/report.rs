@@ -8,6 +8,7 @@ use super::advice;
 use super::eras::Eras;
 use super::facts::{
     Contact, Facts, Form, Guard, Program, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
+    is_busy,
 };
 use super::findings;
 use super::verdict::Verdict;
@@ -201,7 +202,18 @@ fn contact(facts: &Facts) -> String {
         Contact::Refused { status, scheme: Some(scheme) } => {
             format!("refused with {status}, WWW-Authenticate: {scheme}")
         }
-        Contact::Declined { status, code } => format!("{status} with a JSON-RPC error ({code}) to initialize"),
+        Contact::Declined { status, code, .. } if is_busy(*status) => {
+            format!("it answers {status} now, with a JSON-RPC error ({code})")
+        }
+        Contact::NotMcp { status, content_type, .. } if is_busy(*status) => {
+            format!("it answers {status} now, with {}", content_type.as_deref().unwrap_or("nothing"))
+        }
+        Contact::Declined { status, code, message } if message.is_empty() => {
+            format!("{status} with a JSON-RPC error ({code}) to initialize")
+        }
+        Contact::Declined { status, code, message } => {
+            format!("{status} with a JSON-RPC error to initialize: {message} ({code})")
+        }
         Contact::NotMcp { status, content_type: None, .. } => format!("{status} without content"),
         Contact::NotMcp { status, content_type: Some(name), .. } => format!("{status} with {name}, no MCP in it"),
         Contact::Speaks if facts.program.is_some() => "it speaks MCP on stdio".to_owned(),

@@ -3,15 +3,16 @@
 //! Invariant: a server that left [`MAX_TIMEOUTS`] requests without a response gets no further one.
 //! Absent: the requests to send, and the facts that follow ([`super::probe`], [`super::watch`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
 use super::exchange::{Client, Cut, ExchangeError, Observation, Request};
-use super::facts::{UnknownSession, printable};
+use super::facts::{UnknownSession, is_busy, printable};
 use super::requests::Requester;
 use super::{Options, Timeouts};
-use crate::config::Config;
+use crate::config::{Config, PublicUrl};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, BODY_MAX, SessionRefusals};
 
@@ -23,6 +24,8 @@ pub(super) struct Probe<'a> {
     pub(super) options: &'a Options,
     pub(super) timeouts: Timeouts,
     pub(super) client: Client,
+    /// `listen.public_url`, or `None` without it.
+    pub(super) public: Option<Arc<PublicUrl>>,
     refusals: SessionRefusals,
     /// Requests without a response in time.
     timed_out: AtomicUsize,
@@ -31,7 +34,8 @@ pub(super) struct Probe<'a> {
 impl<'a> Probe<'a> {
     pub(super) fn new(config: &Config, options: &'a Options, client: Client) -> Self {
         let refusals = SessionRefusals::new(config.sessions.refusals.clone());
-        Self { options, timeouts: options.timeouts, client, refusals, timed_out: AtomicUsize::new(0) }
+        let (timeouts, public) = (options.timeouts, config.listen.public_url.clone());
+        Self { options, timeouts, client, public, refusals, timed_out: AtomicUsize::new(0) }
     }
 
     /// Returns true if the server stopped responding.
@@ -48,6 +52,8 @@ impl<'a> Probe<'a> {
         let body = body.as_deref();
         let is_refused = !status.is_success() || body.is_some_and(session_refusal::is_error_without_id);
         match status.as_u16() {
+            // It is about the server, and not about the session.
+            status if is_busy(status) => UnknownSession::Unknown,
             status if self.refusals.judge(status, body, &ids).is_known() => UnknownSession::Recognised { status },
             status if is_refused => {
                 let words = body.and_then(session_refusal::wording);

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::advice::in_words;
-use super::facts::printable;
+use super::facts::{printable, printable_lines};
 use super::report::write_wrapped;
 use crate::config::{Config, Mode, Store};
 
@@ -76,7 +76,7 @@ impl Summary {
 fn store(store: &Store) -> String {
     match store {
         Store::Memory => "memory: what is kept ends with the process".to_owned(),
-        Store::Disk(disk) => format!("on disk in {}", printable(&disk.path.display().to_string())),
+        Store::Disk(disk) => format!("on disk in {}", printable_lines(&disk.path.display().to_string())),
         Store::Redis(_) => "Redis, which replicas may share".to_owned(),
     }
 }

@@ -28,6 +28,8 @@ pub enum Verdict {
     NoHttpSse,
     /// The upstream knows JSON-RPC, but accepts no opening of the probe.
     Declines,
+    /// The server or its gateway answers that it cannot serve now; nothing else is known.
+    Unavailable,
     /// An HTTP server of another kind.
     NoMcp,
     /// All responses were JSON: the probe saw no stream that could be resumed.
@@ -52,6 +54,7 @@ impl Verdict {
             Contact::Broke | Contact::NotMcp { .. } if facts.event_stream.is_some() => Verdict::NoHttpSse,
             Contact::Handshake { .. } => Verdict::NoTls,
             Contact::OtherScheme { .. } => Verdict::OtherScheme,
+            _ if facts.contact.is_busy() => Verdict::Unavailable,
             Contact::Silent | Contact::Broke | Contact::Declined { .. } | Contact::NotMcp { .. }
                 if !facts.http_sse.is_empty() =>
             {
@@ -65,6 +68,7 @@ impl Verdict {
             }
             Contact::Refused { .. } => Verdict::WantsCredentials,
             Contact::Declined { .. } => Verdict::Declines,
+            Contact::NotMcp { status: 500, .. } => Verdict::Unavailable,
             Contact::Broke | Contact::NotMcp { .. } => Verdict::NoMcp,
             Contact::Speaks if !facts.is_numbered() && !facts.has_evidence() => Verdict::Unseen,
             Contact::Speaks if !facts.is_numbered() => Verdict::CannotResume,
@@ -107,6 +111,7 @@ impl Verdict {
             Verdict::HttpSseOnly => "does not speak Streamable HTTP, only HTTP+SSE of 2024-11-05",
             Verdict::NoHttpSse => "does not speak HTTP+SSE",
             Verdict::Declines => "takes neither initialize nor server/discover",
+            Verdict::Unavailable => "does not serve now; nothing more could be found out",
             Verdict::NoMcp => "does not speak Streamable HTTP",
             Verdict::Unseen => {
                 "answered in JSON only, so that nothing was seen of how it resumes; its long calls will be made resumable"
@@ -138,14 +143,14 @@ mod tests {
     }
 
     fn not_mcp() -> Contact {
-        Contact::NotMcp { status: 200, content_type: Some("text/html".to_owned()), redirects: false }
+        Contact::NotMcp { status: 200, content_type: Some("text/html".to_owned()), redirects_to: None }
     }
 
     #[test]
     fn the_facts_decide_the_verdict() {
         use ResumeOutcome::{Complete, Lost, Refused, Repeated, Unanswered};
         const LOST: ResumeOutcome = Lost { got: 1, of: 2 };
-        let rows: [Case; 26] = [
+        let rows: [Case; 29] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
             ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::Unseen, true),
             (
@@ -222,8 +227,29 @@ mod tests {
             ("a page", |facts| facts.contact = not_mcp(), Verdict::NoMcp, false),
             (
                 "an error",
-                |facts| facts.contact = Contact::Declined { status: 400, code: -32000 },
+                |facts| facts.contact = Contact::Declined { status: 400, code: -32000, message: String::new() },
                 Verdict::Declines,
+                false,
+            ),
+            (
+                "429",
+                |facts| facts.contact = Contact::NotMcp { status: 429, content_type: None, redirects_to: None },
+                Verdict::Unavailable,
+                false,
+            ),
+            (
+                "503 beside an old path",
+                |facts| {
+                    facts.contact = Contact::Declined { status: 503, code: -32000, message: String::new() };
+                    facts.http_sse = vec!["/sse".to_owned()];
+                },
+                Verdict::Unavailable,
+                false,
+            ),
+            (
+                "500",
+                |facts| facts.contact = Contact::NotMcp { status: 500, content_type: None, redirects_to: None },
+                Verdict::Unavailable,
                 false,
             ),
             (

@@ -221,6 +221,16 @@ fn check_starts_a_server_on_stdio_and_ends_it() {
 
 #[test]
 #[cfg(unix)]
+fn check_counts_the_text_of_one_process() {
+    for (noise, count) in [("print('one')\n", "a line"), ("print('one')\nprint('two')\n", "2 lines")] {
+        let output = check_program(&[], &["python3", "-c", &format!("{noise}{ON_STDIO}"), "/dev/null"]);
+        let said = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(&format!("has written {count} of text to its stdout")), "{count}: {said}");
+    }
+}
+
+#[test]
+#[cfg(unix)]
 fn check_names_a_tool_of_a_server_on_stdio_that_is_not_there() {
     let output = check_program(&["--tool", "slwo"], &["python3", "-c", ON_STDIO, "/dev/null"]);
     let said = text(&output.stderr);

@@ -33,7 +33,6 @@ pub(super) use self::types::{Activity, Begun, End, PendingCall, Refused, Users};
 use super::body::{Channel, Events, Queue};
 use super::limits::Limits;
 use super::link::{Input, Output, WriteError};
-use super::metrics::Skipped;
 use super::request::OnBegin;
 use crate::event_log::Stream;
 use crate::metrics::Repair;
@@ -443,8 +442,9 @@ impl Connection {
     /// Hands each message of a line to its response.
     fn take(&self, mut line: Bytes) {
         let Some(body) = jsonrpc::peek(&line).ok().or_else(|| self.repair(&mut line)) else {
-            self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
-            if self.garbage() == 0 {
+            let earlier = self.garbage();
+            self.limits.metrics.observe_text_line(earlier + 1);
+            if earlier == 0 {
                 warn!(
                     "a server writes text where its messages belong: the text is skipped. On stdio its stdout must have \
                      JSON-RPC messages alone, and stderr the log"

@@ -21,7 +21,7 @@ async fn a_web_page_is_no_mcp() {
     let (report, _) = probed(options(), page).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
     let content_type = Some("text/html".to_owned());
-    assert_eq!(report.facts.contact, Contact::NotMcp { status: 200, content_type, redirects: false });
+    assert_eq!(report.facts.contact, Contact::NotMcp { status: 200, content_type, redirects_to: None });
 }
 
 #[tokio::test]
@@ -56,7 +56,9 @@ async fn a_body_that_is_no_mcp_in_the_right_clothes_is_no_mcp() {
 async fn a_server_that_declines_every_opening_is_quoted_by_its_code() {
     let (report, _) = probed(options(), async |_: &mut Memory, call: Call| decline(call).await).await;
     assert_eq!(report.verdict, Verdict::Declines);
-    assert_eq!(report.facts.contact, Contact::Declined { status: 400, code: -32600 });
+    let message = "no".to_owned();
+    assert_eq!(report.facts.contact, Contact::Declined { status: 400, code: -32600, message });
+    assert!(report.to_string().contains("400 with a JSON-RPC error to initialize: no (-32600)"), "{report}");
 }
 
 #[tokio::test]
@@ -104,8 +106,133 @@ async fn a_redirect_is_followed_within_the_origin_and_nowhere_else() {
     let away = async |_: &mut Memory, call: Call| call.status_with(307, &location).await;
     let (report, _) = probed(options(), away).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
-    assert!(report.warnings.iter().any(|line| line.contains("redirects to another place")), "{:?}", report.warnings);
+    let origin = elsewhere.url().trim_end_matches("/mcp").to_owned();
+    let warning = format!("the endpoint redirects (307) to {origin}, which is not followed");
+    assert!(report.warnings.iter().any(|line| line.starts_with(&warning)), "{:?}", report.warnings);
     assert_eq!(elsewhere.connections(), 0);
+}
+
+#[tokio::test]
+async fn a_redirect_to_a_page_shows_its_place_without_its_query() {
+    let at = async |location: &str| {
+        let head = format!("location: {location}\r\n");
+        let (report, _) =
+            probed(options(), async |_: &mut Memory, call: Call| call.status_with(302, &head).await).await;
+        report.warnings.join("\n")
+    };
+    let warnings = at("https://login.example/sign-in?state=secret").await;
+    assert!(warnings.contains("redirects (302) to https://login.example, which") && !warnings.contains("secret"));
+    let warnings = at("/sign-in?state=secret").await;
+    assert!(warnings.contains("redirects (302) to /sign-in, which") && !warnings.contains("secret"), "{warnings}");
+}
+
+/// A server without `server/discover`, which serves all else without a session. `initialize` has an
+/// answer of its own.
+async fn without_sessions(call: Call, opening: impl AsyncFnOnce(Call)) {
+    match &call.rpc_method()[..] {
+        "initialize" => opening(call).await,
+        "server/discover" => {
+            let (id, code) = (id_of(&call), -32601);
+            call.json(200, json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": "no"}}).to_string())
+                .await;
+        }
+        _ => plain(call, "").await,
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_limited_or_away_is_taken_for_no_other_kind() {
+    for (status, body, contact) in [
+        (503, "<html>", "it answers 503 now, with text/html"),
+        (429, "{\"error\":\"slow down\"}", "it answers 429 now, with application/json"),
+        (503, "{\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":-32000,\"message\":\"busy\"}}", "it answers 503 now"),
+    ] {
+        let away = async |_: &mut Memory, call: Call| {
+            without_sessions(call, async |call| match body.starts_with('{') {
+                true => call.json(status, body).await,
+                false => {
+                    let head = format!("HTTP/1.1 {status} X\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n");
+                    call.whole(format!("{head}{body}")).await;
+                }
+            })
+            .await;
+        };
+        let (report, _) = probed(options(), away).await;
+        assert_eq!((report.verdict, report.can_stand_in_front), (Verdict::Unavailable, false), "{status} {body}");
+        assert_eq!((&report.facts.legacy, &report.facts.modern), (&None, &None), "{status} {body}");
+        assert!(report.to_string().contains(contact), "{report}");
+        assert!(report.adds.is_empty() && report.unknown.iter().any(|line| line.contains("run the check again")));
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_is_taken_for_no_other_kind() {
+    let slow = async |_: &mut Memory, call: Call| without_sessions(call, async |_| {}).await;
+    let (report, _) = probed(waiting(SOON), slow).await;
+    assert_eq!((report.verdict, &report.facts.modern), (Verdict::DoesNotAnswer, &None));
+    assert!(!report.to_string().contains("2026-07-28"), "{report}");
+}
+
+#[tokio::test]
+async fn a_server_whose_one_session_is_taken_says_so() {
+    let taken =
+        r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"Invalid Request: Server already initialized"}}"#;
+    let one = async |_: &mut Memory, call: Call| without_sessions(call, async |call| call.json(400, taken).await).await;
+    let (report, _) = probed(options(), one).await;
+    assert_eq!((report.verdict, &report.facts.modern), (Verdict::Declines, &None));
+    assert!(report.warnings.iter().any(|line| line.contains("one session for its whole process")), "{report}");
+}
+
+#[tokio::test]
+async fn a_server_of_2026_07_28_that_does_not_serve_initialize_now_may_know_older_revisions() {
+    let modern = async |_: &mut Memory, call: Call| match &call.rpc_method()[..] {
+        "server/discover" => {
+            let result = json!({"supportedVersions": [V2026], "capabilities": {}});
+            let message = json!({"jsonrpc": "2.0", "id": id_of(&call), "result": result});
+            call.json(200, message.to_string()).await;
+        }
+        "initialize" => call.status(503).await,
+        _ => plain(call, "").await,
+    };
+    let (report, _) = probed(options(), modern).await;
+    assert!(report.facts.modern.is_some() && report.facts.legacy.is_none(), "{report}");
+    let text = report.to_string();
+    assert!(!text.contains("refuses initialize"), "{text}");
+    assert!(report.adds.iter().all(|line| !line.starts_with("clients of the older revisions")), "{text}");
+    assert!(report.unknown.iter().any(|line| line.contains("initialize got the status 503")), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_answers_everything_with_a_result_is_of_no_later_revision() {
+    let agreeing = async |_: &mut Memory, call: Call| {
+        let body = call.json_body();
+        let result = match body["method"].as_str() {
+            Some("initialize") => initialized(&body["params"]["protocolVersion"]),
+            _ => json!({}),
+        };
+        call.json(200, json!({"jsonrpc": "2.0", "id": body["id"], "result": result}).to_string()).await;
+    };
+    let posts = async |memory: &mut Memory, call: Call| match &call.method[..] {
+        "POST" => agreeing(memory, call).await,
+        _ => decline(call).await,
+    };
+    let (report, _) = probed(options(), posts).await;
+    assert!(report.facts.legacy.is_some() && report.facts.modern.is_none(), "{report}");
+}
+
+#[tokio::test]
+async fn json_of_another_name_is_read_as_clients_read_it() {
+    let named = async |_: &mut Memory, call: Call| match result_of(&call) {
+        Some(result) => {
+            let body = result.to_string();
+            let head = format!("content-type: application/json-rpc\r\ncontent-length: {}", body.len());
+            call.whole(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}")).await;
+        }
+        None => decline(call).await,
+    };
+    let (report, _) = probed(options(), named).await;
+    assert_eq!(report.verdict, Verdict::Unseen, "{report}");
+    assert_eq!(report.facts.legacy.as_ref().map(|legacy| legacy.answers), Some(Form::Json));
 }
 
 #[tokio::test]

@@ -49,8 +49,18 @@ fn with_tool() -> Options {
 
 /// Probes a server of this personality.
 async fn probed(options: Options, personality: impl Personality) -> (Report, Memory) {
+    probed_with(options, |_| {}, personality).await
+}
+
+/// Probes a server of this personality, for a proxy with a changed configuration.
+async fn probed_with(
+    options: Options,
+    change: impl FnOnce(&mut Config),
+    personality: impl Personality,
+) -> (Report, Memory) {
     let mut upstream = Upstream::start().await;
-    let config = Config::for_upstream(&upstream.url()).expect("a usable URL");
+    let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
+    change(&mut config);
     let mut memory = Memory::default();
     let serving = async {
         loop {
