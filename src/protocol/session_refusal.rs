@@ -278,18 +278,29 @@ pub fn wording(body: &[u8]) -> Option<String> {
 }
 
 fn wording_in<'a>(texts: impl IntoIterator<Item = &'a str>, is_markup: impl Fn(char) -> bool) -> Option<String> {
+    let texts: Vec<&str> = texts.into_iter().flat_map(without_own_names).collect();
     let ends = |c: char| c.is_control() || c.is_ascii_digit() || is_invisible(c) || is_markup(c);
-    let without_name = |(index, part): (usize, &'a str)| match index {
+    // Quoted words may belong to one session. A single word beside them says too little.
+    let unquoted = longest_piece(&texts, |c| ends(c) || matches!(c, '"' | '\\'));
+    let unquoted = unquoted.filter(|piece| piece.contains(|c: char| c.is_whitespace() || !c.is_ascii()));
+    let longest = unquoted.or_else(|| longest_piece(&texts, ends))?;
+    Some(longest.chars().take(WORDING_MAX).collect::<String>().trim_end().to_lowercase())
+}
+
+/// Returns the parts of a text between the session names of the proxy's own probes.
+fn without_own_names(text: &str) -> impl Iterator<Item = &str> {
+    text.split(OWN_NAMES).enumerate().map(|(index, part)| match index {
         0 => part,
         _ => part.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-'),
-    };
-    let parts = texts.into_iter().flat_map(|text| text.split(OWN_NAMES).enumerate().map(without_name));
-    let pieces =
-        parts.flat_map(|part| part.split(&ends)).map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    })
+}
+
+/// Returns the longest piece between characters that end one: it says most. General words are none.
+fn longest_piece<'a>(texts: &[&'a str], ends: impl Fn(char) -> bool) -> Option<&'a str> {
+    let pieces = texts.iter().flat_map(|text| text.split(&ends));
+    let pieces = pieces.map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
     let own = pieces.filter(|piece| piece.len() >= WORDING_MIN && !GENERAL_WORDS.contains(&&*piece.to_lowercase()));
-    // The longest piece says most.
-    let longest = own.max_by_key(|piece| piece.len())?;
-    Some(longest.chars().take(WORDING_MAX).collect::<String>().trim_end().to_lowercase())
+    own.max_by_key(|piece| piece.len())
 }
 
 /// Returns true for a character that reorders a line or has no width. It is not shown.
@@ -590,6 +601,7 @@ mod tests {
             (r#"{"detail":"mcp-resume-check-abcdefabcdefabcd no login"}"#, "no login"),
             (r#"{"detail":"会话不存在"}"#, "会话不存在"),
             ("line\u{200b}two is gone", "two is gone"),
+            (r#"{"detail":"no visitor \"x\""}"#, "no visitor"),
             ("Visitor gone.\n", "visitor gone"),
             ("<html><title>Gone away</title></html>", "gone away"),
         ];
