@@ -14,7 +14,7 @@ pub struct Metrics {
     starts: IntCounterVec,
     ends: IntCounterVec,
     skipped: IntCounterVec,
-    /// Lines of one server that were no JSON-RPC messages, for a check: of the server with the most.
+    /// Lines that were no JSON-RPC messages, of the server with the most; no page has it.
     most_text_lines: AtomicU64,
     /// Repairs of the server's messages.
     pub(super) repairs: Arc<Repairs>,

@@ -246,11 +246,11 @@ pub enum Token {
     /// None was given.
     #[default]
     None,
-    /// It names no audience that can be read.
+    /// No audience can be read in it.
     Opaque,
-    /// It names `listen.public_url` as its audience.
+    /// An audience of it is `listen.public_url`.
     ForPublicUrl,
-    /// It names another audience.
+    /// All its audiences are others.
     ForAnother {
         /// The first of them.
         audience: String,

@@ -152,7 +152,8 @@ impl Reach {
         response
     }
 
-    /// Returns true once the server has responded to a request, or the log has reported its silence.
+    /// Returns true once the server has responded to a request, or the log has reported its
+    /// silence.
     pub(in crate::upstream) fn is_heard(&self) -> bool {
         self.is_heard.load(Ordering::Relaxed)
     }
