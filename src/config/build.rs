@@ -117,9 +117,8 @@ fn sections(reader: &mut Reader) -> Sections {
         refuse_unchecked_metadata(reader, &listen, &upstream, &auth);
         refuse_credentials_beside(reader, &listen, &upstream);
     }
-    if has_upstream && auth.principal == PrincipalSource::SigV4 && upstream.host != HostHeader::Client {
-        let text = "is \"sigv4\", and signatures cover Host: give upstream.host = \"client\"";
-        reader.conflict([("auth", "principal"), ("upstream", "host")], text.to_owned());
+    if has_upstream && auth.principal == PrincipalSource::SigV4 {
+        refuse_unread_signatures(reader, &upstream);
     }
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
@@ -290,6 +289,19 @@ fn refuse_headers(reader: &mut Reader, upstream: &Upstream) {
         let text = "a header cookie replaces all cookies, and so those of sessions".to_owned();
         reader.conflict([("upstream", "headers"), ("upstream", "session_cookies")], text);
     }
+}
+
+/// Reports signatures that the server cannot verify: a program gets none, and another `Host` is not
+/// the one that they cover.
+fn refuse_unread_signatures(reader: &mut Reader, upstream: &Upstream) {
+    let (key, text) = if upstream.command.is_some() {
+        ("command", "is \"sigv4\", and a program gets no signatures, so no one verifies them: give another source")
+    } else if upstream.host != HostHeader::Client {
+        ("host", "is \"sigv4\", and signatures cover Host: give upstream.host = \"client\"")
+    } else {
+        return;
+    };
+    reader.conflict([("auth", "principal"), ("upstream", key)], text.to_owned());
 }
 
 /// Reports a wait for a replica that is gone which ends before its lease does: a session could

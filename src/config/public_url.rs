@@ -29,6 +29,11 @@ pub struct PublicUrl {
 /// A text is no public URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PublicUrlError {
+    /// A character that clients write in another way.
+    #[error(
+        "has a character that clients write in another way: write it percent-encoded, as %C3%A4 for ä, and a host by its xn-- name"
+    )]
+    Unencoded,
     /// No URL.
     #[error("{0}")]
     Url(UrlError),
@@ -104,6 +109,9 @@ impl FromStr for PublicUrl {
     type Err = PublicUrlError;
 
     fn from_str(text: &str) -> Result<Self, PublicUrlError> {
+        if !text.chars().all(is_sent_as_typed) {
+            return Err(PublicUrlError::Unencoded);
+        }
         let url = UpstreamUrl::parse(text, "/").map_err(PublicUrlError::Url)?;
         if text.contains('?') {
             return Err(PublicUrlError::Query);
@@ -123,6 +131,14 @@ impl FromStr for PublicUrl {
         let text = format!("{}{path}", url.origin());
         Ok(Self { url, text })
     }
+}
+
+/// Returns true for a character of a URL that clients neither encode nor replace
+/// ([URL Standard §1.3]).
+///
+/// [URL Standard §1.3]: https://url.spec.whatwg.org/#percent-encoded-bytes
+fn is_sent_as_typed(character: char) -> bool {
+    character.is_ascii_graphic() && !r#""<>\^`{}"#.contains(character)
 }
 
 /// Reads an optional public URL.
@@ -242,6 +258,12 @@ mod tests {
                 "/mcp",
                 "http://[::1]:8080/.well-known/oauth-protected-resource/mcp",
             ),
+            (
+                "https://a.example/%C3%A4/a|b",
+                "https://a.example/%C3%A4/a|b",
+                "/%C3%A4/a|b",
+                "https://a.example/.well-known/oauth-protected-resource/%C3%A4/a|b",
+            ),
         ] {
             let url: PublicUrl = text.parse().unwrap();
             assert_eq!((url.as_str(), url.path(), url.metadata_url().as_str()), (shown, path, metadata), "{text}");
@@ -256,6 +278,11 @@ mod tests {
             ("https://a.example/mcp?", PublicUrlError::Query),
             ("https://a.example/mcp?a=b", PublicUrlError::Query),
             ("https://a.example/mcp/", PublicUrlError::Slash),
+            ("https://a.example/ä", PublicUrlError::Unencoded),
+            ("https://ä.example/mcp", PublicUrlError::Unencoded),
+            ("https://a.example/a b", PublicUrlError::Unencoded),
+            ("https://a.example/{id}", PublicUrlError::Unencoded),
+            ("https://a.example\\mcp", PublicUrlError::Unencoded),
             ("https://a.example/mcp#part", PublicUrlError::Url(UrlError::Fragment)),
             ("https://me:secret@a.example/mcp", PublicUrlError::Url(UrlError::UserInfo)),
             ("a.example/mcp", PublicUrlError::Url(UrlError::Scheme)),

@@ -397,6 +397,10 @@ fn signed_requests_need_the_host_of_the_client() {
     assert!(from_file(&format!("{signed}'client'")).is_ok());
     let refused = lines(from_file(&format!("{signed}'upstream'")));
     assert!(matches!(&refused[..], [line] if line.starts_with("c.toml:2: auth.principal: ")), "{refused:?}");
+    // No one verifies the signatures of requests to a program.
+    let stdio = Flags { command: vec!["server".to_owned()], ..Flags::default() };
+    let refused = lines(Config::load(Some(("c.toml", &format!("{signed}'client'"))), [], stdio));
+    assert!(matches!(&refused[..], [line] if line.contains("a program gets no signatures")), "{refused:?}");
 }
 
 #[test]
