@@ -15,8 +15,6 @@ use http::header::{CONTENT_LENGTH, ETAG, LAST_MODIFIED};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use serde_json::{Map, Value};
 
-use super::headers::elements;
-
 /// Path of the metadata of a resource at the root, and the beginning of all others.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 /// Size limit of metadata that is read.
@@ -46,23 +44,20 @@ pub fn metadata_path(path: &str) -> String {
 /// Replaces the URLs of metadata in a challenge, a value of `WWW-Authenticate`. `replacement` gets
 /// each URL and returns the new one, or `None` if it stays. Returns `None` if all stay.
 ///
-/// Servers write texts into challenges without escaping them, and clients search for the parameter
-/// in any text. So a challenge that cannot be read by its syntax is searched in the same way.
+/// Clients search for the parameter by its name, in any text: servers leave out commas, and write
+/// texts without escaping them. So each place where a client can find it counts.
 pub fn rewrite_challenge(
     challenge: &HeaderValue,
     mut replacement: impl FnMut(&str) -> Option<String>,
 ) -> Option<HeaderValue> {
     let bytes = challenge.as_bytes();
-    let mut parameters = challenge.to_str().map(metadata_parameters).unwrap_or_default();
-    if parameters.is_empty() {
-        parameters = searched_parameters(bytes);
-    }
     let mut rewritten = Vec::new();
     let mut copied = 0;
-    for Parameter { value, at } in parameters {
+    for Parameter { value, at, is_text } in parameters(bytes) {
         let Some(url) = replacement(&value) else { continue };
         rewritten.extend_from_slice(&bytes[copied..at.start]);
-        rewritten.extend_from_slice(format!("\"{url}\"").as_bytes());
+        let url = if is_text { url } else { format!("\"{url}\"") };
+        rewritten.extend_from_slice(url.as_bytes());
         copied = at.end;
     }
     if copied == 0 {
@@ -72,104 +67,82 @@ pub fn rewrite_challenge(
     HeaderValue::from_bytes(&rewritten).ok()
 }
 
-/// A parameter of a challenge.
+/// A parameter with the URL of metadata.
 struct Parameter<'a> {
     value: Cow<'a, str>,
     /// Place of the value in the header, with its quotes.
     at: Range<usize>,
+    /// True for a value without quotes within a quoted text, which quotes would end.
+    is_text: bool,
 }
 
-/// Returns the parameters as clients find them, by their name alone. Only a challenge of a scheme
-/// that has such a parameter is searched, or one without a scheme.
-fn searched_parameters(bytes: &[u8]) -> Vec<Parameter<'_>> {
-    let is_at = |at: usize, text: &str| {
-        bytes[at..].get(..text.len()).is_some_and(|part| part.eq_ignore_ascii_case(text.as_bytes()))
-    };
-    let has = |text: &str| (0..bytes.len()).any(|at| is_at(at, text));
+/// Returns the parameters as clients find them. Only a challenge of a scheme that has such a
+/// parameter is searched, or one without a scheme.
+fn parameters(bytes: &[u8]) -> Vec<Parameter<'_>> {
+    let has = |text: &str| (0..bytes.len()).any(|at| begins_with(&bytes[at..], text));
     let mut found = Vec::new();
-    if !SCHEMES.iter().any(|scheme| has(scheme)) && !is_at(0, PARAMETER) {
+    if !SCHEMES.iter().any(|scheme| has(scheme)) && !begins_with(bytes, PARAMETER) {
         return found;
     }
-    let mut at = 0;
+    let (mut at, mut is_quoted) = (0, false);
     while at < bytes.len() {
         let is_begin = at == 0 || !bytes[at - 1].is_ascii_alphanumeric() && !matches!(bytes[at - 1], b'_' | b'-');
-        if !is_begin || !is_at(at, PARAMETER) || bytes.get(at + PARAMETER.len()) != Some(&b'=') {
-            at += 1;
+        let Some(begin) = value_behind_name(bytes, at).filter(|_| is_begin) else {
+            is_quoted ^= bytes[at] == b'"';
+            // An escaped quote ends no text.
+            at += if is_quoted && bytes[at] == b'\\' { 2 } else { 1 };
             continue;
-        }
-        let begin = at + PARAMETER.len() + 1;
+        };
         let rest = &bytes[begin..];
         let (value, length) = match rest.strip_prefix(b"\"") {
+            // No URL has a quote, so the next one ends it.
             Some(quoted) => {
                 let end = quoted.iter().position(|byte| *byte == b'"').unwrap_or(quoted.len());
                 (&quoted[..end], (end + 2).min(rest.len()))
             }
             None => {
-                let end = rest.iter().position(|byte| byte.is_ascii_whitespace() || *byte == b',');
-                let end = end.unwrap_or(rest.len());
-                (&rest[..end], end)
+                let is_end = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b',' | b'"');
+                let value = &rest[..rest.iter().position(is_end).unwrap_or(rest.len())];
+                let value = value.strip_suffix(b";").unwrap_or(value);
+                (value, value.len())
             }
         };
         if let Ok(value) = std::str::from_utf8(value)
             && !value.is_empty()
         {
-            found.push(Parameter { value: value.into(), at: begin..begin + length });
+            let is_text = is_quoted && !rest.starts_with(b"\"");
+            found.push(Parameter { value: without_escapes(value), at: begin..begin + length, is_text });
         }
         at = begin + length;
     }
     found
 }
 
-/// Returns the parameters with URLs of metadata in the challenges of a header (RFC 9110 §11.6.1).
-fn metadata_parameters(text: &str) -> Vec<Parameter<'_>> {
-    let mut found = Vec::new();
-    let mut is_concerned = false;
-    for element in elements(text, b',') {
-        let mut rest = element.clone();
-        let mut name = token(text, &rest);
-        let mut after = skip_spaces(text, name.end..rest.end);
-        let is_parameter = text[after.clone()].starts_with('=');
-        if !is_parameter {
-            // A scheme begins a challenge. Its first parameter follows behind a space.
-            is_concerned = SCHEMES.iter().any(|scheme| scheme.eq_ignore_ascii_case(&text[name.clone()]));
-            rest = after;
-            name = token(text, &rest);
-            after = skip_spaces(text, name.end..rest.end);
-        }
-        if !is_concerned || !text[name].eq_ignore_ascii_case(PARAMETER) || !text[after.clone()].starts_with('=') {
-            continue;
-        }
-        let value = skip_spaces(text, after.start + 1..rest.end);
-        let end = value.start + text[value.clone()].trim_end().len();
-        let at = value.start..end;
-        found.push(Parameter { value: unquoted(&text[at.clone()]), at });
-    }
-    found
-}
-
-/// Returns the part of `of` behind its spaces.
-fn skip_spaces(text: &str, of: Range<usize>) -> Range<usize> {
-    let spaces = text[of.clone()].bytes().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
-    of.start + spaces..of.end
-}
-
-/// Returns the token at the beginning of `of`.
-fn token(text: &str, of: &Range<usize>) -> Range<usize> {
-    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
-    let length = text[of.clone()].bytes().take_while(is_part).count();
-    of.start..of.start + length
-}
-
-/// Returns the text of a quoted string, or a token as it is.
-fn unquoted(value: &str) -> Cow<'_, str> {
-    let Some(quoted) = value.strip_prefix('"').map(|value| value.strip_suffix('"').unwrap_or(value)) else {
-        return value.into();
+/// Returns the place of the value, if the name of the parameter is at `at`.
+fn value_behind_name(bytes: &[u8], at: usize) -> Option<usize> {
+    let skip_spaces = |at: usize| {
+        let spaces = bytes[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        at + spaces
     };
-    if !quoted.contains('\\') {
-        return quoted.into();
+    if !begins_with(&bytes[at..], PARAMETER) {
+        return None;
+    }
+    let equals = skip_spaces(at + PARAMETER.len());
+    if bytes.get(equals) == Some(&b'=') { Some(skip_spaces(equals + 1)) } else { None }
+}
+
+/// Returns true if the bytes begin with this text, in any case.
+fn begins_with(bytes: &[u8], text: &str) -> bool {
+    bytes.get(..text.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(text.as_bytes()))
+}
+
+/// Returns the text of a value without its escapes.
+fn without_escapes(value: &str) -> Cow<'_, str> {
+    if !value.contains('\\') {
+        return value.into();
     }
     let (mut text, mut is_escaped) = (String::new(), false);
-    for character in quoted.chars() {
+    for character in value.chars() {
         is_escaped = character == '\\' && !is_escaped;
         if !is_escaped {
             text.push(character);
@@ -266,6 +239,10 @@ mod tests {
             ),
             (r#"  Bearer   resource_metadata="http://s/m"  "#, r#"  Bearer   resource_metadata="https://p/m"  "#),
             (r#"Bearer resource_metadata="http://s/m"#, r#"Bearer resource_metadata="https://p/m""#),
+            (
+                r#"Bearer resource_metadata="http://s/m\", error="y""#,
+                r#"Bearer resource_metadata="https://p/m", error="y""#,
+            ),
         ] {
             assert_eq!(rewritten(challenge).as_deref(), Some(expected), "{challenge}");
         }
@@ -290,7 +267,26 @@ mod tests {
             ),
             (r#"Bearer error="x" resource_metadata="http://s/m""#, r#"Bearer error="x" resource_metadata=NEW"#),
             (r#"Bearer error="é", resource_metadata="http://s/m""#, r#"Bearer error="é", resource_metadata=NEW"#),
-            (r#"Bearer realm="a, resource_metadata=http://s/m, b""#, r#"Bearer realm="a, resource_metadata=NEW, b""#),
+            (
+                r#"Bearer realm="a, resource_metadata=http://s/m, b""#,
+                r#"Bearer realm="a, resource_metadata=https://p/m, b""#,
+            ),
+            (
+                r#"Bearer realm="a \" resource_metadata=http://s/m", resource_metadata="http://s/m""#,
+                r#"Bearer realm="a \" resource_metadata=https://p/m", resource_metadata=NEW"#,
+            ),
+            (r#"Bearer resource_metadata="http://s/m" scope="a""#, r#"Bearer resource_metadata=NEW scope="a""#),
+            (r#"Bearer resource_metadata="http://s/m"; scope="a""#, r#"Bearer resource_metadata=NEW; scope="a""#),
+            (
+                r#"Bearer realm="x", resource_metadata="http://s/m" error="y""#,
+                r#"Bearer realm="x", resource_metadata=NEW error="y""#,
+            ),
+            (r#"Bearer resource_metadata=http://s/m scope="a""#, r#"Bearer resource_metadata=NEW scope="a""#),
+            (r#"Bearer resource_metadata=http://s/m; scope="a""#, r#"Bearer resource_metadata=NEW; scope="a""#),
+            (
+                r#"Bearer error="x" resource_metadata="http://s/1", DPoP resource_metadata="http://s/2""#,
+                r#"Bearer error="x" resource_metadata=NEW, DPoP resource_metadata=NEW"#,
+            ),
             (r#"resource_metadata="http://s/m""#, "resource_metadata=NEW"),
             (r#"Bearer realm="x\", resource_metadata="http://s/m""#, r#"Bearer realm="x\", resource_metadata=NEW"#),
         ] {
