@@ -93,7 +93,7 @@ pub use metrics::Metrics;
 use partial::PartialMemory;
 pub use pool::Bounds;
 pub use request::{OnBegin, Request, request_id};
-pub use respond::{empty, json, no_server, refusal_about};
+pub use respond::{Cause, empty, json, no_server, refusal_about};
 use respond::{event_stream, refusal};
 use server::Server;
 pub(crate) use server_era::ServerEra;

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::body::Response;
 use super::caller::{Caller, Sharers};
 use super::link::{OpenError, ShownStderr};
-use super::respond::refusal_with;
+use super::respond::{Cause, refusal_with};
 use super::server::Server;
 use crate::clock;
 use crate::event_log::Stream;
@@ -52,7 +52,10 @@ impl StartFailure {
 
     /// Creates the failure of a session that the server has refused with an HTTP response.
     pub(super) fn by(response: Box<Response>) -> Self {
-        let detail = format!("status {}", response.status().as_u16());
+        let detail = match response.extensions().get::<Cause>() {
+            Some(Cause(cause)) => cause.clone(),
+            None => format!("status {}", response.status().as_u16()),
+        };
         Self { response: Some(response), ..Self::of(ErrorCode::UpstreamStatus, detail) }
     }
 
@@ -279,5 +282,22 @@ impl PendingStart {
         let idle_since = self.server.as_ref().and_then(|server| server.idle_since(clock::now()));
         self.unclaimed = Some(UnclaimedResponse { body, name: is_sent.then_some(name), idle_since });
         (is_sent, is_sent && is_wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+    use crate::channel::empty;
+
+    #[test]
+    fn the_log_has_the_servers_status_and_not_that_of_an_error_in_its_place() {
+        let detail = |response| StartFailure::by(Box::new(response)).detail;
+        assert_eq!(detail(empty(StatusCode::UNAUTHORIZED)), "status 401");
+        let mut error = empty(StatusCode::BAD_GATEWAY);
+        error.extensions_mut().insert(Cause("status 307".to_owned()));
+        assert_eq!(detail(error), "status 307");
     }
 }

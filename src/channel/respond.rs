@@ -8,6 +8,11 @@ use super::body::{Body, Events, Response};
 use crate::protocol::error::{Details, ErrorCode, Failure, Subject};
 use crate::protocol::jsonrpc::RequestId;
 
+/// Cause of an error that is in place of a response of the server, for the log. It is an extension
+/// of the error.
+#[derive(Clone, Debug)]
+pub struct Cause(pub String);
+
 /// Returns a response without a body.
 pub fn empty(status: StatusCode) -> Response {
     let mut response = http::Response::new(Body::whole(Bytes::new()));

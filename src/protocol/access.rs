@@ -333,6 +333,12 @@ pub fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+/// Returns true for an address that servers listen at for all addresses: `0.0.0.0` or `[::]`. No
+/// client can be sent there.
+pub fn is_unspecified(host: &str) -> bool {
+    host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

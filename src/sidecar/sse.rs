@@ -19,7 +19,7 @@ pub(super) fn channels(
     server: &config::SseServer,
     metrics: &Arc<channel::Metrics>,
 ) -> Result<Arc<Channels>, tls::Error> {
-    let own = config::Upstream { url: server.url.clone(), sse: None, ..config.upstream.clone() };
+    let own = config::Upstream { url: server.url.clone(), ..config.upstream.clone() };
     let message_bytes = config.streams.max_event_bytes;
     let settings = channel::Settings {
         message_bytes,

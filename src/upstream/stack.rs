@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{HOST, ORIGIN};
@@ -19,8 +19,9 @@ use super::late_responses::LateResponses;
 use super::observed::Observed;
 use super::ping_headers::PingHeaders;
 use super::server::Server;
-use super::server::exchange::{Exchange, ExchangedInBox};
-use super::server::protected_resource::{document_request, redirected};
+use super::server::attempts::Attempts;
+use super::server::exchange::{Exchange, Exchanged, ExchangedInBox, Unanswered};
+use super::server::protected_resource::{HEAD_WAIT, document_request, redirected};
 use super::server::request::{Body, Template};
 use super::server::response_body::ResponseBody;
 use super::server::sent::Sent;
@@ -28,6 +29,7 @@ use super::session_names::{OwnName, SessionNames};
 use super::session_refusals::Revivals;
 use crate::body::whole;
 use crate::channel::Caller;
+use crate::clock;
 use crate::config;
 use crate::event_log::Handshakes;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -57,7 +59,7 @@ impl Exchange for Bridged {
         }
         let response = self.server.exchange_in_box(template, sent).await?;
         match bridge {
-            Some(bridge) if bridge.may_be_refusal(&response, self.server.has_channels()) => {
+            Some(bridge) if bridge.may_be_refusal(template, &response, self.server.has_channels()) => {
                 Box::pin(bridge.after_refusal(&self.server, template, *response)).await.map(Box::new)
             }
             Some(_) | None => Ok(response),
@@ -303,6 +305,11 @@ impl Upstream {
         client: &Forwarded,
         caller: Option<Arc<Caller>>,
     ) -> Result<Response<ResponseBody>, Failure> {
+        self.forward_once(request, client, caller).await.map_err(|unanswered| unanswered.failure)
+    }
+
+    /// As [`Self::forward`], with the information whether a connection could be made.
+    async fn forward_once(&self, request: Request<Body>, client: &Forwarded, caller: Option<Arc<Caller>>) -> Exchanged {
         let server = self.server();
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let is_for_channel = server.forwards_to_channels();
@@ -331,11 +338,12 @@ impl Upstream {
     }
 
     /// Returns the metadata of the server under the URL that clients type. `request` is a GET, HEAD
-    /// or preflight of a client for it. Redirects within the origin are followed. Without metadata,
-    /// returns the server's first response other than 404.
+    /// or preflight of a client for it. Redirects within the server's origins are followed. Without
+    /// metadata, returns the server's first response other than 404.
     ///
     /// # Errors
-    /// If the server cannot be reached, or breaks off.
+    /// If the server cannot be reached within `upstream.wait_secs`, breaks off, or is silent at a
+    /// place and has metadata at none.
     pub async fn resource_metadata(
         &self,
         request: &Parts,
@@ -345,13 +353,25 @@ impl Upstream {
         let Some(resource) = http.resource() else { return Err(Failure::before_run(ErrorCode::BadRequest)) };
         let mut places = VecDeque::from(resource.places(self.server().endpoint_path()));
         let own = |url: &str| http.own_place(url);
-        let (mut best, mut redirects) = (None::<Response<ResponseBody>>, 0);
+        let (mut best, mut redirects) = (None::<Result<Response<ResponseBody>, Failure>>, 0);
+        // A server that is away or silent, or a page, says more than a place without a document.
+        let is_missing = |best: &Response<ResponseBody>| best.status() == StatusCode::NOT_FOUND;
+        let says_less = |best: &Result<_, _>| best.as_ref().is_ok_and(is_missing);
+        let until = clock::now() + http.config().wait;
         while let Some(place) = places.pop_front() {
             let Ok(target) = place.parse::<Uri>() else { continue };
-            let body = Body::Passthrough(whole(Bytes::new()));
-            let response = self.forward(document_request(request, target, body), client, None).await?;
+            let response = match self.document(request, &target, client, until).await {
+                Ok(response) => response,
+                Err(failure) if failure.code == ErrorCode::UpstreamTimeout => {
+                    if best.as_ref().is_none_or(says_less) {
+                        best = Some(Err(failure));
+                    }
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
             if redirects < MAX_REDIRECTS
-                && let Some(place) = redirected(&own, &response)
+                && let Some(place) = redirected(&|url| http.named_place(url), &response)
             {
                 redirects += 1;
                 places.push_front(place);
@@ -364,12 +384,36 @@ impl Upstream {
             if is_metadata {
                 return Ok(response);
             }
-            // A server that is away, or a page, says more than a place without a document.
-            if best.as_ref().is_none_or(|best| best.status() == StatusCode::NOT_FOUND) {
-                best = Some(response);
+            if best.as_ref().is_none_or(says_less) {
+                best = Some(Ok(response));
             }
         }
-        best.ok_or_else(|| Failure::before_run(ErrorCode::BadRequest))
+        best.unwrap_or_else(|| Err(Failure::before_run(ErrorCode::BadRequest)))
+    }
+
+    /// Requests a document at `target`. Waits until `until` for a server that accepts no
+    /// connections.
+    async fn document(
+        &self,
+        request: &Parts,
+        target: &Uri,
+        client: &Forwarded,
+        until: Instant,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let mut attempts = Attempts::new(self.server().http().reach());
+        loop {
+            let document = document_request(request, target.clone(), Body::Passthrough(whole(Bytes::new())));
+            let response = tokio::time::timeout(HEAD_WAIT, self.forward_once(document, client, None)).await;
+            let Ok(response) = response else { return Err(Failure::before_run(ErrorCode::UpstreamTimeout)) };
+            let Unanswered { failure, is_unconnected } = match response {
+                Ok(response) => return Ok(response),
+                Err(unanswered) => unanswered,
+            };
+            let left = until.saturating_duration_since(clock::now());
+            if !is_unconnected || tokio::time::timeout(left, attempts.next()).await.is_err() {
+                return Err(failure);
+            }
+        }
     }
 }
 

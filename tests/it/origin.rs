@@ -127,9 +127,9 @@ async fn a_call_is_led_to_no_other_origin() {
     for status in [301, 302, 303, 307, 308] {
         for (location, origin) in [
             ("https://login.example/a?next=secret".to_owned(), "https://login.example".to_owned()),
-            (format!("http://localhost:{port}/mcp/"), format!("http://localhost:{port}")),
+            (format!("http://localhost:{port}/mcp"), format!("http://localhost:{port}")),
             ("http://127.0.0.1:1/mcp/".to_owned(), "http://127.0.0.1:1".to_owned()),
-            (format!("https://127.0.0.1:{port}/other"), format!("https://127.0.0.1:{port}")),
+            (format!("https://127.0.0.1:{port}/mcp"), format!("https://127.0.0.1:{port}")),
         ] {
             id += 1;
             for request in [session.post(call(id)), session.get()] {
@@ -153,6 +153,7 @@ async fn a_call_is_led_to_no_other_origin() {
 }
 
 /// Servers behind a proxy that ends TLS name another scheme, or the host that the client named.
+/// Some write a relative reference.
 #[tokio::test]
 async fn a_slash_at_the_end_is_followed_on_the_own_connection() {
     let (mut upstream, proxy, session) = setup().await;
@@ -162,6 +163,8 @@ async fn a_slash_at_the_end_is_followed_on_the_own_connection() {
             format!("https://127.0.0.1:{port}/mcp/"),
             "https://127.0.0.1/mcp/".to_owned(),
             "http://127.0.0.1/mcp/?a=b".to_owned(),
+            format!("http://localhost:{port}/mcp/"),
+            "mcp/".to_owned(),
         ] {
             id += 1;
             let pending = session.post(call(id)).with("Authorization", "Bearer t").start(proxy.addr).await;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::HeaderName;
 use mcp_resume::config::{Config, PrincipalSource};
@@ -65,9 +65,32 @@ async fn a_challenge_names_the_metadata_at_the_public_url() {
             format!("http://{own}{WELL_KNOWN}/mcp"),
             format!("http://localhost:{}{WELL_KNOWN}/mcp", own.port()),
             format!("{WELL_KNOWN}/mcp"),
+            // A server takes the scheme from X-Forwarded-Proto, and the host from Host.
+            format!("https://{own}{WELL_KNOWN}/mcp"),
+            format!("http://0.0.0.0:{}{WELL_KNOWN}/mcp", own.port()),
         ] {
             assert_eq!(challenged(&proxy, &mut upstream, &request, &bearer(&url)).await, expected, "{url}");
         }
+    }
+}
+
+/// Clients find the parameter by its name, whatever is between the parameters.
+#[tokio::test]
+async fn a_challenge_without_commas_names_the_public_url_as_well() {
+    let (mut upstream, proxy) = published().await;
+    let own = format!("http://{}{WELL_KNOWN}", upstream.addr());
+    for (sent, expected) in [
+        (r#"Bearer resource_metadata="OWN" scope="a""#, r#"Bearer resource_metadata="PUBLIC" scope="a""#),
+        (r#"Bearer resource_metadata="OWN"; scope="a""#, r#"Bearer resource_metadata="PUBLIC"; scope="a""#),
+        (
+            r#"Bearer realm="x", resource_metadata="OWN" error="y""#,
+            r#"Bearer realm="x", resource_metadata="PUBLIC" error="y""#,
+        ),
+        (r#"Bearer resource_metadata=OWN scope="a""#, r#"Bearer resource_metadata="PUBLIC" scope="a""#),
+    ] {
+        let sent = format!("WWW-Authenticate: {}\r\n", sent.replace("OWN", &own));
+        let challenges = challenged(&proxy, &mut upstream, &Request::post(call(1)), &sent).await;
+        assert_eq!(challenges, [expected.replace("PUBLIC", PUBLIC_METADATA)]);
     }
 }
 
@@ -225,6 +248,102 @@ async fn a_resource_of_another_name_stays_and_other_names_of_the_server_do_not()
 }
 
 #[tokio::test]
+async fn a_page_of_the_server_under_another_scheme_is_one_of_the_proxy() {
+    let (mut upstream, proxy) = published().await;
+    let own = upstream.addr();
+    for (location, expected) in [
+        (format!("https://{own}/login?a=b"), "/login?a=b"),
+        (format!("http://localhost:{}/login", own.port()), "/login"),
+        ("http://mcp.example/login".to_owned(), "/login"),
+        ("https://mcp.example/login".to_owned(), "https://mcp.example/login"),
+        ("https://login.example/a".to_owned(), "https://login.example/a"),
+    ] {
+        let pending = get("/page").start(proxy.addr).await;
+        upstream.next().await.status_with(302, &format!("Location: {location}\r\n")).await;
+        assert_eq!(pending.response().await.header("location"), Some(expected));
+    }
+}
+
+/// Routers of servers add or remove a slash, under the name that the proxy gave them.
+#[tokio::test]
+async fn a_slash_under_the_public_name_is_followed() {
+    let (mut upstream, proxy) = published().await;
+    for location in ["https://mcp.example/tools/mcp/", "http://mcp.example/mcp/", "mcp/"] {
+        let pending = Request::post(call(1)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.status_with(307, &format!("Location: {location}\r\n")).await;
+        let again = upstream.expect("tools/call").await;
+        assert_eq!(again.target, "/mcp/", "{location}");
+        again.json(200, result(1)).await;
+        assert_eq!(pending.response().await.status, 200);
+    }
+    // A server that asks for the public name itself would ask again.
+    let pending = Request::post(call(2)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.status_with(307, &format!("Location: {PUBLIC}\r\n")).await;
+    let mut response = pending.response().await;
+    assert_eq!(
+        (response.status, &response.json().await["error"]["data"]["origin"]),
+        (502, &json!("https://mcp.example"))
+    );
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_place_that_is_silent_delays_the_metadata_and_no_more() {
+    let (mut upstream, proxy) = published().await;
+    let named = document(&format!("http://{}/mcp", upstream.addr()));
+    let pending = get(WELL_KNOWN).start(proxy.addr).await;
+    let silent = upstream.next().await;
+    pass(Duration::from_secs(5)).await;
+    upstream.next().await.json(200, &named).await;
+    assert_eq!(pending.response().await.json().await["resource"], PUBLIC);
+    drop(silent);
+    // A server that is silent does not have "no metadata".
+    let pending = get(WELL_KNOWN).start(proxy.addr).await;
+    let mut silent = Vec::new();
+    upstream.next().await.status(404).await;
+    for _ in 0..2 {
+        silent.push(upstream.next().await);
+        pass(Duration::from_secs(5)).await;
+    }
+    assert_eq!(pending.response().await.status, 504);
+}
+
+#[tokio::test]
+async fn a_request_for_the_metadata_waits_for_the_server() {
+    const WAIT: Duration = Duration::from_millis(300);
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        public(config);
+        config.upstream.wait = WAIT;
+    })
+    .await;
+    let named = document(&format!("http://{}/mcp", upstream.addr()));
+    upstream.refuse().await;
+    let began = Instant::now();
+    assert_eq!(get(WELL_KNOWN).send(proxy.addr).await.status, 502);
+    assert!(began.elapsed() >= WAIT, "{:?}", began.elapsed());
+    upstream.listen_again().await;
+    let pending = get(WELL_KNOWN).start(proxy.addr).await;
+    upstream.next().await.json(200, &named).await;
+    assert_eq!(pending.response().await.json().await["resource"], PUBLIC);
+}
+
+#[tokio::test]
+async fn a_document_that_cannot_be_read_passes() {
+    let (mut upstream, proxy) = published().await;
+    let large = json!({"resource": format!("http://{}/mcp", upstream.addr()), "pad": "x".repeat(70_000)}).to_string();
+    for (coding, document) in [("Content-Encoding: gzip\r\n", "\u{1f}"), ("", large.as_str())] {
+        let pending = get(WELL_KNOWN).start(proxy.addr).await;
+        upstream.next().await.json_with(200, coding, document).await;
+        for _ in 0..2 {
+            upstream.next().await.status(404).await;
+        }
+        let mut response = pending.response().await;
+        assert_eq!((response.status, response.body().await), (200, document.as_bytes().to_vec()));
+    }
+}
+
+#[tokio::test]
 async fn a_server_without_metadata_has_none_at_the_proxy() {
     let (mut upstream, proxy) = published().await;
     let (response, asked) = metadata(&proxy, &mut upstream, &get(WELL_KNOWN), &[]).await;
@@ -273,8 +392,13 @@ async fn a_request_for_the_metadata_has_no_body_and_no_credential_at_the_server(
 async fn what_clients_find_at_the_server_they_find_at_the_proxy() {
     let (mut upstream, proxy) = published().await;
     let own = document(&format!("http://{}/mcp", upstream.addr()));
-    // A redirect within the origin leads to the document.
-    for location in [format!("{WELL_KNOWN}/mcp/"), format!("http://{}/meta.json", upstream.addr())] {
+    // A redirect within the origins of the server leads to the document.
+    for location in [
+        format!("{WELL_KNOWN}/mcp/"),
+        format!("http://{}/meta.json", upstream.addr()),
+        format!("https://{}/meta.json", upstream.addr()),
+        "https://mcp.example/meta.json".to_owned(),
+    ] {
         let pending = get(WELL_KNOWN).start(proxy.addr).await;
         upstream.next().await.status_with(307, &format!("Location: {location}\r\n")).await;
         let call = upstream.next().await;
@@ -448,6 +572,30 @@ async fn a_request_with_a_proof_has_the_servers_own_head_and_is_sent_once() {
     let pending = proved(session.post(list)).start(proxy.addr).await;
     upstream.expect("tools/list").await.json(404, FORGOTTEN).await;
     assert_eq!(pending.response().await.status, 404);
+
+    // Nothing asks the server for its revision, since that request would have no proof.
+    for status in [400, 404] {
+        let pending = proved(Request::post(initialize(V2025_11))).start(proxy.addr).await;
+        upstream.expect("initialize").await.json(status, "{}").await;
+        assert_eq!(pending.response().await.status, status);
+    }
+    assert!(upstream.is_quiet());
+}
+
+/// A client would follow with the same proof.
+#[tokio::test]
+async fn a_redirect_within_the_server_is_followed_with_the_proof() {
+    let (mut upstream, proxy) = published().await;
+    let pending = proved(Request::post(call(1))).start(proxy.addr).await;
+    for target in ["/mcp", "/mcp/"] {
+        let call = upstream.expect("tools/call").await;
+        assert_eq!((call.target.as_str(), call.header("dpop")), (target, Some(PROOF)));
+        match target {
+            "/mcp" => call.status_with(307, "Location: /mcp/\r\n").await,
+            _ => call.json(200, result(1)).await,
+        }
+    }
+    assert_eq!(pending.response().await.status, 200);
 }
 
 /// OAuth clients of Python's SDKs send nothing else until they have the head.

@@ -333,6 +333,8 @@ async fn a_redirect_of_a_post_is_followed_within_the_origin_alone() {
     assert_eq!((response.status, response.header("location")), (502, None));
     let error = response.json().await;
     assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&json!(2), &json!(false)), "{error}");
+    let data = &error["error"]["data"];
+    assert_eq!((&data["error"], &data["origin"]), (&json!("upstream_redirect"), &json!("http://127.0.0.1:1")));
     // The session goes on.
     let _pending = session.post(call(3)).start(server.proxy.addr).await;
     assert_eq!(server.take(&channel).await["id"], 3);

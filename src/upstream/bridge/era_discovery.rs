@@ -65,9 +65,13 @@ impl EraDiscovery {
         self.latest(template).await.is_some_and(|era| era != from)
     }
 
-    /// Returns true if the server is of this era. A known other era is discovered again first.
+    /// Returns true if the server is of this era. A known other era is discovered again first, and
+    /// an unknown one is discovered once.
     pub(super) async fn is_or_has_become(&self, template: &Template, era: Era) -> bool {
-        self.of(template).await == Some(era) || self.latest(template).await == Some(era)
+        match self.era.last() {
+            Some(known) if known.is_valid() => known.era == era || self.latest(template).await == Some(era),
+            Some(_) | None => self.of(template).await == Some(era),
+        }
     }
 
     /// Returns an era that is at most [`MIN_AGE`] old, or `None` if the discovery finds none.

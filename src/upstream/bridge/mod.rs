@@ -76,10 +76,15 @@ impl Bridge {
     }
 
     /// Translates a request and returns its response. Returns `None` if the request must be
-    /// forwarded unchanged: its revision has sessions, or the server speaks its revision.
+    /// forwarded unchanged: its revision has sessions, the server speaks its revision, or it has a
+    /// proof.
     pub(super) async fn send(&self, server: &Server, template: &Template, sent: Option<&Sent>) -> Option<Exchanged> {
         if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
             return Some(legacy.send(server, template, sent).await);
+        }
+        // The requests of a translation would have no proof.
+        if template.has_proof() && !server.has_channels() {
+            return None;
         }
         if self.modern_clients.has_parked(template) {
             // The call is already running, so a later change of the server's era does not affect
@@ -155,12 +160,18 @@ impl Bridge {
     }
 
     /// Returns true if the response may refuse the era of a client of an older revision. A server
-    /// on a channel refuses by a JSON-RPC error alone.
-    pub(super) fn may_be_refusal(&self, response: &Response<ResponseBody>, by_channel: bool) -> bool {
-        let is_refused = response.status().is_client_error()
-            && !matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        let may_be_error = by_channel && response.status().is_success() && headers::is_json(response.headers());
-        self.legacy_clients.is_some() && (is_refused || may_be_error)
+    /// on a channel refuses by a JSON-RPC error alone. A request with a proof for a server on HTTP
+    /// passes: that server would refuse a discovery request, which has none.
+    pub(super) fn may_be_refusal(
+        &self,
+        template: &Template,
+        response: &Response<ResponseBody>,
+        by_channel: bool,
+    ) -> bool {
+        let status = response.status();
+        let is_refused = refuses_request(status);
+        let may_be_error = by_channel && status.is_success() && headers::is_json(response.headers());
+        self.legacy_clients.is_some() && (is_refused || may_be_error) && (by_channel || !template.has_proof())
     }
 
     /// Translates a request that the server has refused, if its client is of an older revision and
@@ -226,6 +237,21 @@ fn is_modern(template: &Template) -> bool {
     let is_modern = |text: &str| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
     let header = template.lines().get(&names::MCP_PROTOCOL_VERSION).and_then(|header| std::str::from_utf8(header).ok());
     header.is_some_and(is_modern) || jsonrpc::meta_protocol_version(template.body()).as_deref().is_some_and(is_modern)
+}
+
+/// Returns true for a status that refuses the request itself, and so perhaps its revision. Others
+/// refuse the caller or its rate, or are temporary: a server that is asked again then suffers more.
+fn refuses_request(status: StatusCode) -> bool {
+    const OF_OTHERS: [StatusCode; 7] = [
+        StatusCode::UNAUTHORIZED,
+        StatusCode::PAYMENT_REQUIRED,
+        StatusCode::FORBIDDEN,
+        StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    status.is_client_error() && !OF_OTHERS.contains(&status)
 }
 
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned

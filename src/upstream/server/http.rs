@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version}
 
 use super::client::{self, Clients};
 use super::connect::{Connector, Dial, TooMany, Transport};
-use super::exchange::{Exchange, ExchangedInBox, Unanswered};
+use super::exchange::{Exchange, Exchanged, ExchangedInBox, Unanswered};
 use super::protected_resource::ProtectedResource;
 use super::reach::{Reach, Reachability};
 use super::redirects::{self, Redirect};
@@ -167,8 +167,8 @@ impl HttpServer {
     }
 
     /// As [`Exchange::exchange_in_box`], for another place of the endpoint: that of the messages to
-    /// a server on HTTP+SSE. Follows 307 and 308 within the origin, with the body, and those that
-    /// add or remove a slash.
+    /// a server on HTTP+SSE. Follows 307 and 308 within the server's own origins, with the body and
+    /// a proof, as a client would.
     pub(super) async fn exchange_at(&self, template: &Template, target: &Uri, sent: Option<&Sent>) -> ExchangedInBox {
         // Boxed, because few servers get further headers.
         let with_headers = self.headers.as_ref().map(|headers| Box::new(template.with_headers(headers)));
@@ -181,9 +181,12 @@ impl HttpServer {
                 let sending = pin!(self.clients.send(template, target, &sent_flag, sent));
                 self.await_head(sending, &sent_flag).await?
             };
-            match self.redirect(template, target, &response) {
+            match self.redirect(template, redirected.as_deref().unwrap_or(target), &response) {
                 Redirect::To(next) => redirected = Some(Box::new(self.uri(&next)?)),
-                Redirect::Away(origin) => return Ok(Box::new(redirects::refuse(template, &origin))),
+                Redirect::Away(away) => {
+                    let key = if self.config.sse.is_some() { "upstream.sse_url" } else { "upstream.url" };
+                    return Ok(Box::new(redirects::refuse(template, &away, key)));
+                }
                 Redirect::None => return Ok(response),
             }
         }
@@ -191,11 +194,7 @@ impl HttpServer {
     }
 
     /// Sends a request for `path` with its body, and waits for the response head.
-    pub(super) async fn forward(
-        &self,
-        mut request: Request<Body>,
-        path: &str,
-    ) -> Result<Response<ResponseBody>, Failure> {
+    pub(super) async fn forward(&self, mut request: Request<Body>, path: &str) -> Exchanged {
         if let Some(added) = &self.headers
             && self.config.url.is_endpoint(request.uri().path())
         {
@@ -205,8 +204,7 @@ impl HttpServer {
         let resource = self.resource.as_ref().filter(|_| self.config.url.is_endpoint(request.uri().path()));
         *request.version_mut() = Version::HTTP_11;
         let sending = pin!(async { self.clients.forward(request).await.map(Box::new) });
-        let head = self.await_head(sending, &SentFlag::always_sent()).await;
-        let mut response = *head.map_err(|unanswered| unanswered.failure)?;
+        let mut response = *self.await_head(sending, &SentFlag::always_sent()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(resource) = resource {
             resource.rewrite_challenges(&|url| self.own_place(url), response.headers_mut());

@@ -32,23 +32,21 @@ mod tls_faults;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ::http::{HeaderMap, Method, Request, Response};
+use ::http::{HeaderMap, Method, Request};
 
 use self::channels::{exchange_by_channel, forward_by_channel};
 pub use self::connect::{Dial, DialFuture, Wire};
-use self::exchange::{Exchange, ExchangedInBox};
+use self::exchange::{Exchange, Exchanged, ExchangedInBox};
 use self::http::HttpServer;
 use self::protected_resource::ProtectedResource;
 use self::reach::Reachability;
 pub use self::recognition::Recognition;
 use self::request::{Body, Template};
-use self::response_body::ResponseBody;
 use self::sent::Sent;
 pub use self::sse_server::SseServer;
 use crate::channel::{Caller, Channels};
 use crate::config::{self, PublicUrl};
 use crate::otel::Span;
-use crate::protocol::error::Failure;
 use crate::protocol::headers::Lines;
 use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
@@ -212,7 +210,7 @@ impl Server {
         lines: Lines,
         path: &str,
         caller: Option<Arc<Caller>>,
-    ) -> Result<Response<ResponseBody>, Failure> {
+    ) -> Exchanged {
         match self.channels.get() {
             Some(channels) if self.recognition.is_none() => {
                 let is_endpoint = self.http.config.url.is_endpoint(request.uri().path());

@@ -30,6 +30,8 @@ use crate::protocol::origin;
 use crate::protocol::protected_resource::{self as metadata, Document, MAX_DOCUMENT, WELL_KNOWN, metadata_path};
 use crate::{clock, sync};
 
+/// Time limit for the head of a document at one place. Clients wait for all places together.
+pub(in crate::upstream) const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Time limit for the body of a document.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 /// Headers of a client that go along with a request for a document.
@@ -51,6 +53,7 @@ pub(in crate::upstream) struct ProtectedResource {
     has_warned_challenge: AtomicBool,
     has_warned_resource: AtomicBool,
     audience_warnings: LogPause,
+    has_warned_unread: AtomicBool,
 }
 
 impl ProtectedResource {
@@ -62,7 +65,13 @@ impl ProtectedResource {
             has_warned_challenge: AtomicBool::default(),
             has_warned_resource: AtomicBool::default(),
             audience_warnings: LogPause::new(WARN_PAUSE),
+            has_warned_unread: AtomicBool::default(),
         })
+    }
+
+    /// Returns the URL that clients type.
+    pub(super) fn public(&self) -> &PublicUrl {
+        &self.public
     }
 
     /// Puts the public URL of the metadata into the challenges of a response from the endpoint, and
@@ -102,7 +111,8 @@ impl ProtectedResource {
                 warn!(
                     origin = parsed.as_ref().and_then(origin::of),
                     public_url = %self.public,
-                    "a 401 of the server names its metadata at another origin, and clients go there: give the server its public URL"
+                    "a 401 of the server names its metadata at another origin, and clients go there: give the server its public URL, \
+                     or set upstream.host = \"client\" if it takes its name from Host"
                 );
             }
             return None;
@@ -119,7 +129,7 @@ impl ProtectedResource {
 
     /// Returns true for a URL with the public host. A server that does not evaluate the scheme of
     /// its clients names itself by another.
-    fn is_public(&self, url: &Uri) -> bool {
+    pub(super) fn is_public(&self, url: &Uri) -> bool {
         let own = self.public.authority();
         url.host().is_some_and(|host| host.eq_ignore_ascii_case(own.host()))
             && url.port_u16().is_none_or(|port| Some(port) == own.port_u16() || port == self.public.port())
@@ -171,11 +181,17 @@ impl ProtectedResource {
         own: FindOwn<'_>,
         response: Response<ResponseBody>,
     ) -> (Response<ResponseBody>, bool) {
-        let is_coded = response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
-        if response.status() != StatusCode::OK || is_coded || headers::is_sse(response.headers()) {
+        if response.status() != StatusCode::OK || headers::is_sse(response.headers()) {
+            return (response, false);
+        }
+        if response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+            self.warn_of_unread(&response, "it has a content coding, though its request accepts none");
             return (response, false);
         }
         let (mut response, whole) = begun(response, MAX_DOCUMENT, BODY_WAIT).await;
+        if whole.is_none() {
+            self.warn_of_unread(&response, "it is larger than 64 KiB, or incomplete");
+        }
         let is_own = |resource: &Uri| !self.public.is_named_by(&resource.to_string()) && self.is_own(own, resource);
         match whole.map_or(Document::Other, |body| metadata::rename_resource(&body, self.public.as_str(), is_own)) {
             Document::Renamed(document) => {
@@ -196,6 +212,17 @@ impl ProtectedResource {
                 (response, true)
             }
             Document::Other => (response, false),
+        }
+    }
+
+    /// Warns once of a document that cannot be read. A page of an app has another type.
+    fn warn_of_unread(&self, response: &Response<ResponseBody>, reason: &str) {
+        if headers::is_read_as_json(response.headers()) && !self.has_warned_unread.swap(true, Ordering::Relaxed) {
+            warn!(
+                reason,
+                public_url = %self.public,
+                "the metadata of the server cannot be read, and passes as it is: clients of listen.public_url may refuse it"
+            );
         }
     }
 

@@ -94,7 +94,8 @@ impl Recognition {
         refusal: Response<ResponseBody>,
         sent: Option<&Sent>,
     ) -> Response<ResponseBody> {
-        if !opens_session(template) {
+        // The requests of a search would have no proof.
+        if !opens_session(template) || template.has_proof() {
             return refusal;
         }
         if !server.has_channels() && !self.is_streamable.load(Ordering::Relaxed) {

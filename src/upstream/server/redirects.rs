@@ -1,10 +1,10 @@
 //! Redirects of the server: those that are followed, and those that would lead a client away.
 //!
 //! A client that follows a redirect to another origin goes around the proxy, often with its token.
-//! Servers behind a proxy that ends TLS send one for a slash at the end of the path, with a scheme
-//! of their own. That one is followed here, on the connections of the configured server. Any other
-//! redirect of a call to another origin becomes an error that names the origin. Absent: the choice
-//! between these ([`super::address`]).
+//! Servers name themselves by several origins in their redirects: by a scheme of their own, by a
+//! name of this machine, or by the public URL. Those are followed here, on the connections of the
+//! configured server. Any other redirect of a call to another origin becomes an error that names
+//! the origin. Absent: the choice between these ([`super::address`]).
 
 use std::time::Duration;
 
@@ -32,8 +32,19 @@ pub(super) enum Redirect {
     None,
     /// The request is sent again, to this path and query of the server.
     To(String),
-    /// The response would lead a call to this origin.
-    Away(String),
+    /// The response would lead a call to another origin.
+    Away(Away),
+}
+
+/// A redirect of a call to another origin.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Away {
+    /// Origin of the place.
+    pub(super) origin: String,
+    /// Status of the redirect.
+    pub(super) status: StatusCode,
+    /// True for another name of the server, whose own place is meant.
+    pub(super) is_own: bool,
 }
 
 /// Returns true for a call. The redirect of any other request, such as a browser's, passes.
@@ -47,11 +58,20 @@ pub(super) fn differs_by_slash(path: &str, other: &str) -> bool {
     path != other && path.trim_end_matches('/') == other.trim_end_matches('/')
 }
 
-/// Returns the error in place of a redirect of `template` to another origin.
-pub(super) fn refuse(template: &Template, origin: &str) -> Response<ResponseBody> {
+/// Returns the error in place of a redirect of `template` to another origin. `key` is the setting
+/// with the URL of the server.
+pub(super) fn refuse(template: &Template, away: &Away, key: &str) -> Response<ResponseBody> {
+    let Away { origin, status, is_own } = away;
+    let status = status.as_u16();
     static LOG: LogPause = LogPause::new(LOG_PAUSE);
     if LOG.may_log() {
-        warn!(origin, "the server redirects calls to another origin: give its URL as upstream.url");
+        let remedy = if *is_own {
+            "let it trust X-Forwarded-Proto and X-Forwarded-Host of the proxy, or set upstream.host = \"client\""
+                .to_owned()
+        } else {
+            format!("give its URL as {key}")
+        };
+        warn!(origin, status, "the server redirects calls to another origin: {remedy}");
     }
     let body = jsonrpc::peek_any(template.body()).ok();
     let messages = body.as_ref().map(jsonrpc::Body::messages).unwrap_or_default();
@@ -70,7 +90,9 @@ pub(super) fn refuse(template: &Template, origin: &str) -> Response<ResponseBody
         (errors, Some(jsonrpc::Body::Batch(_))) => [b"[".as_slice(), &errors.join(&b","[..]), b"]"].concat(),
         ([error, ..], _) => error.clone(),
     };
-    channel::json(StatusCode::BAD_GATEWAY, body).map(ResponseBody::from)
+    let mut response = channel::json(StatusCode::BAD_GATEWAY, body).map(ResponseBody::from);
+    response.extensions_mut().insert(channel::Cause(format!("status {status}, a redirect to {origin}")));
+    response
 }
 
 #[cfg(test)]

@@ -373,7 +373,11 @@ async fn post(http: Arc<HttpServer>, target: Uri, template: Template, end: Cance
             Posted::Accepted
         }
         // A client that followed the redirect would send its credentials there.
-        status if status.is_redirection() => Posted::Refused(Box::new(refusal(REDIRECTED, template.body()))),
+        status if status.is_redirection() => {
+            let mut refusal = refusal(REDIRECTED, template.body());
+            refusal.extensions_mut().insert(channel::Cause(format!("status {}", status.as_u16())));
+            Posted::Refused(Box::new(refusal))
+        }
         _ => Posted::Refused(Box::new(collected(*response).await)),
     }
 }

@@ -139,7 +139,7 @@ async fn the_discovery_is_the_answer_to_the_handshake() {
 #[tokio::test]
 async fn other_refusals_of_the_handshake_pass() {
     let (mut upstream, proxy) = stage().await;
-    for (status, questions) in [(401, 0), (403, 0), (503, 0), (400, 1)] {
+    for (status, questions) in [(401, 0), (403, 0), (408, 0), (429, 0), (503, 0), (400, 1)] {
         let pending = initialize_by(V2025_11).start(proxy.addr).await;
         upstream.expect("initialize").await.json_with(status, "x-a: b\r\n", REFUSAL).await;
         for _ in 0..questions {

@@ -18,6 +18,7 @@ use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, RequestId};
+use crate::upstream::bridge::refuses_request;
 use crate::upstream::bridge::responses::{json_response, refusal, response_in};
 use crate::upstream::bridge::sessions::until_idle;
 use crate::upstream::gateway_status;
@@ -105,7 +106,7 @@ impl ModernClients {
             let wait = self.link.server.http().config().wait;
             let response = match gateway_status::initialize(&*self.link.server, &initialize, wait).await {
                 Ok(response) if response.status().is_success() => response,
-                Ok(refusal) if refusal.status().is_client_error() && !is_about_caller(refusal.status()) => {
+                Ok(refusal) if refuses_request(refusal.status()) => {
                     return Err(NoSession::Refused(Box::new(Ok(self.translated(refusal, &request.id).await))));
                 }
                 refusal => return Err(refused(refusal)),
@@ -197,11 +198,6 @@ impl ModernClients {
 /// Ends a session in a separate task.
 fn end_apart(session: Arc<LegacySession>) {
     tokio::spawn(async move { session.end().await });
-}
-
-/// Returns true if the status refuses the caller, or its request rate, and not the request.
-fn is_about_caller(status: StatusCode) -> bool {
-    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
 fn refused(exchanged: Exchanged) -> NoSession {
