@@ -74,7 +74,7 @@ async fn a_challenge_names_the_metadata_at_the_public_url() {
     }
 }
 
-/// Clients find the parameter by its name, whatever is between the parameters.
+/// Clients find the parameter by its name alone.
 #[tokio::test]
 async fn a_challenge_without_commas_names_the_public_url_as_well() {
     let (mut upstream, proxy) = published().await;

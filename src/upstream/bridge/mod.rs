@@ -26,7 +26,7 @@ use http::{Response, StatusCode};
 use self::era_discovery::EraDiscovery;
 use self::legacy_clients::LegacyClients;
 use self::modern_clients::{ModernClients, Translated};
-use self::responses::unknown_session;
+use self::responses::{refuses_request, unknown_session};
 use self::settings::Link;
 pub use self::settings::Settings;
 use super::observed::Observed;
@@ -237,21 +237,6 @@ fn is_modern(template: &Template) -> bool {
     let is_modern = |text: &str| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
     let header = template.lines().get(&names::MCP_PROTOCOL_VERSION).and_then(|header| std::str::from_utf8(header).ok());
     header.is_some_and(is_modern) || jsonrpc::meta_protocol_version(template.body()).as_deref().is_some_and(is_modern)
-}
-
-/// Returns true for a status that refuses the request itself, and so perhaps its revision. Others
-/// refuse the caller or its rate, or are temporary: a server that is asked again then suffers more.
-fn refuses_request(status: StatusCode) -> bool {
-    const OF_OTHERS: [StatusCode; 7] = [
-        StatusCode::UNAUTHORIZED,
-        StatusCode::PAYMENT_REQUIRED,
-        StatusCode::FORBIDDEN,
-        StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-        StatusCode::REQUEST_TIMEOUT,
-        StatusCode::TOO_EARLY,
-        StatusCode::TOO_MANY_REQUESTS,
-    ];
-    status.is_client_error() && !OF_OTHERS.contains(&status)
 }
 
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned

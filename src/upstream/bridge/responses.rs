@@ -101,3 +101,18 @@ pub(super) fn event_stream(messages: Messages) -> Response<ResponseBody> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
+
+/// Returns true for a status that refuses the request itself, and so perhaps its revision. Others
+/// refuse the caller or its rate, or are temporary: a server that is asked again then suffers more.
+pub(super) fn refuses_request(status: StatusCode) -> bool {
+    const OF_OTHERS: [StatusCode; 7] = [
+        StatusCode::UNAUTHORIZED,
+        StatusCode::PAYMENT_REQUIRED,
+        StatusCode::FORBIDDEN,
+        StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    status.is_client_error() && !OF_OTHERS.contains(&status)
+}

@@ -96,7 +96,7 @@ impl HttpServer {
 
     /// Returns true if a URL has the public host, which requests to the server name.
     fn is_public(&self, url: &Uri) -> bool {
-        url.scheme().is_some() && self.resource().is_some_and(|resource| resource.is_public(url))
+        self.resource().is_some_and(|resource| resource.is_public(url))
     }
 
     /// Returns the URI of a reference that names a host, or `None` for any other. Browsers read a
@@ -296,6 +296,9 @@ mod tests {
             (LOCAL, "", "mailto:a@b", ""),
             (LOCAL, PUBLIC, "https://mcp.example/mcp/", "-> /mcp/"),
             (LOCAL, PUBLIC, "http://mcp.example/mcp/?a=b", "-> /mcp/?a=b"),
+            (LOCAL, PUBLIC, "http://mcp.example:80/mcp/", "-> /mcp/"),
+            (LOCAL, PUBLIC, "http://MCP.example:443/mcp/", "-> /mcp/"),
+            (LOCAL, PUBLIC, "https://mcp.example:8443/mcp/", "https://mcp.example:8443"),
             (LOCAL, PUBLIC, "https://mcp.example/v2", "-> /v2"),
             (LOCAL, PUBLIC, "https://mcp.example/mcp", "https://mcp.example (own)"),
             (LOCAL, PUBLIC, "https://other.example/mcp/", "https://other.example"),

@@ -127,12 +127,13 @@ impl ProtectedResource {
         }
     }
 
-    /// Returns true for a URL with the public host. A server that does not evaluate the scheme of
-    /// its clients names itself by another.
+    /// Returns true for a URL with the public host, and with its port or that of a scheme. A server
+    /// that does not evaluate the scheme of its clients names itself by another.
     pub(super) fn is_public(&self, url: &Uri) -> bool {
-        let own = self.public.authority();
-        url.host().is_some_and(|host| host.eq_ignore_ascii_case(own.host()))
-            && url.port_u16().is_none_or(|port| Some(port) == own.port_u16() || port == self.public.port())
+        let Some(scheme) = url.scheme_str() else { return false };
+        let public = |port| Some(origin::serialised(scheme, self.public.authority().host(), port));
+        let named = origin::of(url);
+        named == public(None) || named == public(Some(self.public.port()))
     }
 
     /// Warns if the server refuses a token that names the public URL, once in ten minutes.
