@@ -21,6 +21,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 
 use super::reach::{Reach, Reachability};
+use super::resolver::Resolver;
 use super::tls_faults::TlsFaults;
 use crate::body::BoxError;
 use crate::clock;
@@ -89,8 +90,8 @@ pub(super) struct TooMany;
 
 #[derive(Clone)]
 enum TransportConnector {
-    Tcp(HttpConnector),
-    Tls(HttpConnector, Box<Tls>),
+    Tcp(HttpConnector<Resolver>),
+    Tls(HttpConnector<Resolver>, Box<Tls>),
     Dialed(Arc<dyn Dial>),
 }
 
@@ -134,8 +135,8 @@ fn origin(url: &UpstreamUrl) -> Uri {
     parts.build().expect("the parts were taken from a URL")
 }
 
-fn tcp(timeout: Duration) -> HttpConnector {
-    let mut tcp = HttpConnector::new();
+fn tcp(timeout: Duration) -> HttpConnector<Resolver> {
+    let mut tcp = HttpConnector::new_with_resolver(Resolver::new());
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_keepalive(Some(TCP_KEEPALIVE));

@@ -20,6 +20,7 @@ pub(super) mod reach;
 mod recognition;
 mod redirects;
 pub(super) mod request;
+mod resolver;
 pub(super) mod response_body;
 pub(super) mod sent;
 mod sent_flag;
