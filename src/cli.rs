@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use mcp_resume::config::Flags;
+use mcp_resume::connect;
 
 const SERVE_NOTES: &str = "\
 Configuration:
@@ -62,6 +63,19 @@ Examples:
 Exit codes:
   0  the configuration is good, and the proxy can stand in front of the server
   1  it cannot, or that could not be found out    2  wrong configuration or command line";
+
+const CONNECT_NOTES: &str = "\
+A host starts this as its server on stdio, in place of mcp-remote or of the server itself. Calls outlive
+cut connections and restarts of the server. Give each header as one argument; values can be
+variables: 'X-Key: ${NAME}', or env:NAME and file:PATH as the whole value.
+
+Examples:
+  mcp-resume connect https://mcp.example.com/mcp
+  mcp-resume connect https://mcp.example.com/mcp --bearer env:TOKEN
+  mcp-resume connect -- npx -y @modelcontextprotocol/server-everything
+
+Exit codes:
+  0  ended by the host or a signal    1  failed while running    2  wrong arguments";
 
 const DRAIN_NOTES: &str = "\
 From then on /readyz says 503. New calls are taken for replica.drain_delay_secs more, so that load
@@ -125,6 +139,9 @@ pub(crate) enum Command {
     /// Validate a configuration; probe a server and show what the proxy will add.
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
+    /// Serve one host on stdio before a server on HTTP, or a program.
+    #[command(after_help = CONNECT_NOTES)]
+    Connect(Connect),
     /// Drain a running sidecar: it refuses new calls and lets the running ones end; returns when
     /// they have.
     #[command(after_help = DRAIN_NOTES)]
@@ -233,6 +250,32 @@ pub(crate) struct Check {
     pub(crate) command: Vec<String>,
 }
 
+#[derive(Args)]
+pub(crate) struct Connect {
+    /// URL of the server. A port behind it is ignored.
+    #[arg(value_name = "URL", num_args = 0..=8)]
+    positional: Vec<String>,
+    /// A header for every request, as 'Name: value'; may be repeated.
+    #[arg(long, value_name = "NAME: VALUE", allow_hyphen_values = true)]
+    header: Vec<String>,
+    /// Bearer token for every request, as env:NAME or file:PATH.
+    #[arg(long, value_name = "SOURCE")]
+    bearer: Option<String>,
+    /// Transport of the server: auto, http or sse [default: auto].
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<String>,
+    /// Allow plain http to other machines.
+    #[arg(long)]
+    allow_http: bool,
+    /// Clients whose revision is translated: auto for none that the server speaks, or always
+    /// [default: auto].
+    #[arg(long, value_name = "WHICH")]
+    bridge: Option<String>,
+    /// An MCP server on stdio in place of a URL, with its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
 /// A running process.
 #[derive(Args)]
 pub(crate) struct Process {
@@ -265,6 +308,14 @@ pub(crate) struct Demo {
     /// Exit after the show at a terminal too, instead of listening for commands of your own.
     #[arg(long)]
     pub(crate) once: bool,
+}
+
+impl Connect {
+    pub(crate) fn into_options(self) -> connect::Options {
+        let Connect { positional, header: headers, bearer, transport, allow_http, bridge, command } = self;
+        let memory = connect::memory_folder();
+        connect::Options { positional, command, headers, bearer, transport, allow_http, bridge, memory }
+    }
 }
 
 impl Serve {

@@ -23,6 +23,7 @@ pub mod admin;
 pub mod channel;
 pub mod check;
 pub mod cluster;
+pub mod connect;
 pub mod delivery;
 pub mod demo;
 pub mod dialect;

@@ -20,6 +20,7 @@ use mcp_resume::admin::ask;
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Balancing, Config, Flags, Limits, Log, LogFormat};
+use mcp_resume::connect;
 use mcp_resume::demo;
 use mcp_resume::descriptors;
 use mcp_resume::log::json::JsonLines;
@@ -33,11 +34,17 @@ use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
 
 const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
+/// Levels of the log of `connect`: hosts show stderr as errors. A program's own lines are passed
+/// on.
+const CONNECT_LOG: &str = "warn,mcp_resume_child::stderr=debug,mcp_resume::program=debug";
 
 fn main() -> ExitCode {
     #[cfg(unix)]
     if let Some(code) = mcp_resume::child::run_helper() {
         return code;
+    }
+    if env::args_os().nth(1).is_some_and(|command| command == "connect") {
+        return connect_role();
     }
     match Cli::parse().command {
         Command::Serve(options) => match configure(options.config.clone().as_deref(), options.into_flags()) {
@@ -45,6 +52,8 @@ fn main() -> ExitCode {
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
         Command::Balance(options) => balance(options),
+        // Its errors are answers on stdout.
+        Command::Connect(_) => connect_role(),
         Command::Check(options) => check(options),
         Command::Drain(process) => match admin_address(&process) {
             Ok(address) => run(drain(address)),
@@ -76,6 +85,66 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Serves one host on stdio. Wrong arguments are the answer to the host, which shows nothing else.
+fn connect_role() -> ExitCode {
+    let options = match Cli::try_parse() {
+        Ok(Cli { command: Command::Connect(options) }) => Ok(options.into_options()),
+        Ok(_) => Err("the arguments are of another command".to_owned()),
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => Err(wrong_arguments(&error)),
+    };
+    if io::stdin().is_terminal() {
+        match &options {
+            Ok(_) => eprintln!("mcp-resume connect is for hosts: it reads messages on stdin"),
+            Err(problem) => return fail(WRONG_CONFIGURATION, problem),
+        }
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(FAILED, error),
+    };
+    let outcome = runtime.block_on(async {
+        let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+        match options {
+            Ok(options) => {
+                let _log = Output::start(&Log {
+                    format: LogFormat::Text,
+                    level: CONNECT_LOG.to_owned(),
+                    stderr_on_failure: true,
+                })
+                .map_err(|error| error.to_string())?;
+                let ended = connect::serve(&options, input, output, connect::stop_signal()).await;
+                ended.map_err(|error| error.to_string())
+            }
+            Err(problem) => {
+                connect::refuse(&problem, input, output).await;
+                Ok(connect::Ended::Refused)
+            }
+        }
+    });
+    // A read of stdin would be awaited for ever.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(connect::Ended::InOrder) => ExitCode::SUCCESS,
+        Ok(connect::Ended::Refused) => ExitCode::from(WRONG_CONFIGURATION),
+        Err(error) => fail(FAILED, error),
+    }
+}
+
+/// Returns words for wrong arguments, without the arguments themselves.
+fn wrong_arguments(error: &clap::Error) -> String {
+    use clap::error::ErrorKind;
+    let what = match error.kind() {
+        ErrorKind::UnknownArgument => "an option is unknown",
+        ErrorKind::NoEquals | ErrorKind::InvalidValue | ErrorKind::WrongNumberOfValues | ErrorKind::TooFewValues => {
+            "an option has no value, or a wrong one"
+        }
+        ErrorKind::TooManyValues => "there are too many arguments",
+        _ => "the arguments cannot be read",
+    };
+    format!("{what}: see mcp-resume connect --help; a header is one argument, --header 'Name: value'")
 }
 
 /// Prints a text to stdout. A reader that has seen enough is no failure.

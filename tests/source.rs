@@ -29,6 +29,7 @@ const FLOORS: &[&str] = &[
     "admin",
     "ingress",
     "sidecar",
+    "connect",
     "demo",
     "check",
     "cli",

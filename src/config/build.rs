@@ -196,6 +196,7 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         header_timeout: s.secs("header_timeout_secs", 0..=YEAR).and_then(none_if_zero),
         pool_idle: s.secs("pool_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(4)),
         resume: s.boolean("resume").unwrap_or(false),
+        resume_for: None,
         headers: s.table("headers", StaticHeaders::parse).unwrap_or_default(),
         session_cookies: SessionCookies {
             names: s.list("session_cookies", 0).unwrap_or_default(),

@@ -37,6 +37,9 @@ pub struct Upstream {
     /// True if the proxy resumes upstream streams also after a broken connection, not only after a
     /// deliberate close.
     pub resume: bool,
+    /// Time to resume the response of a call again and again after a break, or `None` for the rules
+    /// of [`Self::resume`]. Without a key.
+    pub resume_for: Option<Duration>,
     /// Headers that are added to each request to the endpoint, in place of the client's.
     pub headers: StaticHeaders,
     /// Cookies of a load balancer before the server, which are kept for each session.

@@ -7,13 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use tracing::debug;
 
 use crate::config::ProgressBeats;
 use crate::event_log::{Attachment, WrittenProgress};
 use crate::protocol::ids::Seq;
-use crate::protocol::sse;
 
 /// Times of the beats of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -51,16 +49,10 @@ impl Beats {
         self.look_at
     }
 
-    /// Looks at what the connection has written, its events up to `cursor`, and writes the beats
-    /// that are due. Returns their number, or `None` if there will be none: no request of the
-    /// stream has a progress token, or its call has run for too long.
-    pub(super) fn look(
-        &mut self,
-        attachment: &Attachment,
-        cursor: Seq,
-        now: Instant,
-        out: &mut BytesMut,
-    ) -> Option<usize> {
+    /// Looks at what the connection has written, its events up to `cursor`, and returns the beats
+    /// that are due. Returns `None` if there will be none: no request of the stream has a progress
+    /// token, or its call has run for too long.
+    pub(super) fn look(&mut self, attachment: &Attachment, cursor: Seq, now: Instant) -> Option<Vec<Vec<u8>>> {
         let stream = attachment.stream();
         if stream.progress()?.running() >= self.times.max {
             return None;
@@ -68,12 +60,9 @@ impl Beats {
         let beats = attachment.due_progress(&mut self.written, self.looked, cursor);
         self.look_at = now + self.times.after;
         self.looked = cursor;
-        for beat in &beats {
-            sse::encode_event(out, b"message", beat);
-        }
         if !beats.is_empty() {
             debug!(stream.id = %stream.id(), beats = beats.len(), "the server is silent: progress was written for it");
         }
-        Some(beats.len())
+        Some(beats)
     }
 }

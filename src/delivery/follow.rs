@@ -446,12 +446,15 @@ impl Follow {
         if beats.look_at() > now {
             return false;
         }
-        let Some(count) = beats.look(&self.attachment, self.cursor, now, out) else {
+        let Some(due) = beats.look(&self.attachment, self.cursor, now) else {
             self.beats = None;
             return false;
         };
-        self.metrics.observe_beats(count);
-        count > 0
+        for beat in &due {
+            sse::encode_event(out, b"message", beat);
+        }
+        self.metrics.observe_beats(due.len());
+        !due.is_empty()
     }
 
     /// Ends the response before its stream: its client resumes.

@@ -1,8 +1,9 @@
 //! Delivery: response bodies from a cursor.
 //!
 //! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats,
-//! beats, closing early), proofs that a response has arrived, and the event that reports a lost
-//! stream. Absent: finding the stream (event log) and the response head (ingress).
+//! beats, closing early), its messages for a client in this process, proofs that a response has
+//! arrived, and the event that reports a lost stream. Absent: finding the stream (event log) and
+//! the response head (ingress).
 
 mod beats;
 mod by_get;
@@ -11,6 +12,7 @@ mod disconnect;
 mod disconnect_guard;
 mod follow;
 mod held_poll;
+mod messages;
 mod metrics;
 mod passthrough;
 mod receipts;
@@ -25,6 +27,7 @@ pub use counted_body::CountedBody;
 pub use disconnect_guard::DisconnectGuard;
 pub use follow::{EarlyClose, EmptyEvents, Follow, Interim, LaterRetry, Opening, Plan, Start};
 pub use held_poll::{ANSWER, HeldPoll};
+pub use messages::{MessageFrames, Messages};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;
 pub use receipts::{KeptResponseBody, PassedResponse, Receipt, Receipts};

@@ -63,6 +63,7 @@ pub use sessions::{Opened, PostSlot, QueuedTurn, RunningCall, Session, Sessions,
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;
 pub use stream::get_calls::GetCalls;
+pub use stream::messages::NextMessage;
 pub use stream::partial_results::Slice;
 pub use stream::progress::{AskingRequests, CallProgress, WrittenProgress};
 pub use stream::response_head::{Head, Plain};

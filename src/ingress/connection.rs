@@ -1,7 +1,7 @@
 //! One client connection: facts about its peer, and its responses that are not known to have
 //! arrived.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -45,6 +45,21 @@ impl Connection {
             is_secure: scheme == "https",
             certificate: if is_behind_trusted { None } else { certificate },
             receipts: Arc::new(receipts),
+            quota: Mutex::default(),
+        }
+    }
+
+    /// Returns the state of a client in this process, which no connection separates from the proxy.
+    pub(super) fn of_local_client() -> Self {
+        let peer = IpAddr::from(Ipv4Addr::LOCALHOST);
+        Self {
+            peer,
+            forwarded: Forwarded::absent(),
+            trust: Trust::default(),
+            is_behind_trusted: false,
+            is_secure: false,
+            certificate: None,
+            receipts: Arc::new(Receipts::of_local_client()),
             quota: Mutex::default(),
         }
     }

@@ -5,7 +5,8 @@
 //! [`client_responses`] a POST without. [`resume`], [`standalone`] and [`session_end`] serve GET
 //! and DELETE, [`stream_url`] and [`dialect_requests`] the dialects. [`status_document`] serves the
 //! proxy's own document, and [`forward`] all other requests. Requests from other replicas have an
-//! entrance of their own, [`remote_requests`]. A handler is a function of the [`Components`],
+//! entrance of their own, [`remote_requests`]. So have those of a client in this process,
+//! [`LocalClient`]. A handler is a function of the [`Components`],
 //! without state of its own, and imports nothing from this file. Errors become responses in
 //! [`respond`] alone. Absent: connections ([`server`]), the state of streams (protocol, event log),
 //! and how their bodies are written (delivery).
@@ -44,13 +45,15 @@ mod tasks;
 mod token_refresh;
 mod trace;
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, Uri, Version};
+use http::{HeaderMap, Method, Request, Response, Uri, Version};
 use hyper::body::Body;
 use tracing::Instrument;
 
@@ -61,12 +64,14 @@ pub use self::metrics::Metrics;
 pub use self::remote_requests::handle_forwarded;
 pub use self::resource_metadata::{DocumentError, read_document};
 use crate::body::{BoxBody, Incoming};
-use crate::event_log::Session;
+use crate::channel::Variables;
+use crate::event_log::{Session, stream_owing};
 use crate::protocol::body_events;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era, Present, ProtocolVersion, RequestFacts, SessionId};
 use crate::protocol::ids::{Owner, StreamKind};
+use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::stream_url::{Named, take};
 use crate::protocol::tasks::TaskRequest;
 use crate::server::{self, Peer};
@@ -91,6 +96,85 @@ impl server::Handler for Handler {
         // hyper keeps room for the handler's future while the connection lives: a box keeps it
         // small.
         Box::pin(handle(self.0, connection, request))
+    }
+}
+
+/// Response to a request of a client in this process. Dropped before it is ready, its client has
+/// left.
+pub type LocalResponse = Pin<Box<dyn Future<Output = Response<BoxBody>> + Send>>;
+
+/// A client in this process. Its requests have heads and bodies, and no HTTP between them and the
+/// handlers. The body of a response is JSON, or [`Messages`](crate::delivery::Messages) under the
+/// mark [`MessageFrames`](crate::delivery::MessageFrames).
+#[derive(Clone)]
+pub struct LocalClient {
+    components: Arc<Components>,
+    connection: Arc<Connection>,
+}
+
+impl LocalClient {
+    /// Creates the client. All its requests have one connection, which never breaks.
+    pub fn new(components: Components) -> Self {
+        Self { components: Arc::new(components), connection: Arc::new(Connection::of_local_client()) }
+    }
+
+    /// Returns the components that handle its requests.
+    pub fn components(&self) -> &Components {
+        &self.components
+    }
+
+    /// Handles a POST of messages to the endpoint.
+    pub fn post(&self, headers: HeaderMap, body: Bytes) -> LocalResponse {
+        let components = self.components.clone();
+        let mut context = self.context(Method::POST, headers);
+        Box::pin(async move {
+            context.body_bytes = body.len();
+            if let Err(code) = components.log.evict_for(context.reserve()) {
+                return refuse_post(&components, code, &context, &body);
+            }
+            if let Some(cancelled) = jsonrpc::cancelled_request_id(&body) {
+                wait_for_sent(&context, &cancelled).await;
+            }
+            by_body(&components, context, body).await
+        })
+    }
+
+    /// Handles a GET of the session's standalone stream.
+    pub fn listen(&self, headers: HeaderMap) -> LocalResponse {
+        let (components, context) = (self.components.clone(), self.context(Method::GET, headers));
+        Box::pin(async move { standalone::attach(&components, context).await })
+    }
+
+    /// Handles a DELETE of the session.
+    pub fn end_session(&self, headers: HeaderMap) -> LocalResponse {
+        let (components, context) = (self.components.clone(), self.context(Method::DELETE, headers));
+        Box::pin(async move { session_end::delete(&components, context, Bytes::new()).await })
+    }
+
+    fn context(&self, method: Method, headers: HeaderMap) -> Box<RequestContext> {
+        let components = &self.components;
+        let facts = RequestFacts::of(&headers);
+        let mut request = Request::new(());
+        *request.method_mut() = method;
+        *request.headers_mut() = headers;
+        let target = components.upstream.server().endpoint_path();
+        *request.uri_mut() = Uri::try_from(target).unwrap_or_default();
+        let (parts, ()) = request.into_parts();
+        let size = head_bytes(&facts, &parts.uri);
+        let connection = self.connection.clone();
+        let variables = Variables::default();
+        callers::identify(components, parts, facts, size, connection, Sender::Client, variables)
+    }
+}
+
+/// Waits until the request of a client in this process that it cancels was sent: a cancel that
+/// overtakes its request cancels nothing. A request that waits for the server is withdrawn.
+async fn wait_for_sent(context: &RequestContext, cancelled: &RequestId) {
+    const LONGEST: Duration = Duration::from_secs(10);
+    let running = context.session.as_ref().map(|session| session.running()).unwrap_or_default();
+    let Some((stream, _)) = stream_owing(&running, cancelled) else { return };
+    if !stream.upstream().is_waiting() {
+        let _ = tokio::time::timeout(LONGEST, stream.upstream().sent()).await;
     }
 }
 

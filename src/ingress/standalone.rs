@@ -19,7 +19,7 @@ use super::token_refresh::{self, Unproven};
 use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::config::AnswerPings;
-use crate::delivery::{Start, watch_ended_calls};
+use crate::delivery::{Receipt, Start, watch_ended_calls};
 use crate::event_log::{self, Attachment, Head, Spec, Stream};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -225,7 +225,12 @@ fn reply_standalone(
     start: Start,
     preface: Option<Vec<u8>>,
 ) -> Response<BoxBody> {
+    let receipts = context.connection.receipts();
     match head {
+        Head::Stream(..) | Head::TakenOver | Head::Committed | Head::Waiting if receipts.are_local() => {
+            let receipt = Receipt::new(components.log.clone(), attachment.stream().clone());
+            stream_response::messages(components, None, attachment, receipt, receipts.clone(), start.cursor())
+        }
         Head::Plain(plain) => {
             let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passthrough());
             // Another GET has the body. This client may try again.
@@ -281,6 +286,7 @@ fn standalone_policy(components: &Components, context: &RequestContext) -> Polic
         retry: components.config.delivery.retry,
         can_pause: false,
         should_resume_hard_cuts: true,
+        resumes_for: None,
         should_refuse_requests: false,
         should_answer_pings: components.config.upstream.answer_pings == AnswerPings::Absent,
         is_tool_call: false,

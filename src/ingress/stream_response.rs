@@ -1,5 +1,7 @@
 //! Responses that follow a stream: the plan of their delivery, and their head.
 
+use std::sync::Arc;
+
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 
@@ -14,13 +16,13 @@ use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::config::{Prime, Turns};
 use crate::delivery::{
-    BeatTimes, EarlyClose, EmptyEvents, Follow, LaterRetry, Opening, Plan, Receipt, Start, lost_event,
+    BeatTimes, EarlyClose, EmptyEvents, Follow, LaterRetry, MessageFrames, Messages, Opening, Plan, Receipt, Receipts,
+    Start, lost_event,
 };
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, Session, Stream};
 use crate::protocol::headers::ProtocolVersion;
-use crate::protocol::ids::{EventId, StreamKind};
-
+use crate::protocol::ids::{EventId, Seq, StreamKind};
 use crate::protocol::stream_url::put;
 use crate::server::respond;
 
@@ -164,6 +166,28 @@ pub(super) fn respond_with(
     if let Some(handle) = handle {
         put(response.headers_mut(), query, &handle);
     }
+    response
+}
+
+/// Returns the response with the messages of a stream behind `after`, for a client in this process,
+/// under the upstream's head or the proxy's own.
+pub(super) fn messages(
+    components: &Components,
+    head: Option<(StatusCode, HeaderMap)>,
+    attachment: Attachment,
+    receipt: Receipt,
+    receipts: Arc<Receipts>,
+    after: Seq,
+) -> Response<BoxBody> {
+    let delivery = &components.config.delivery;
+    let beats = delivery.progress.as_ref().map(BeatTimes::from);
+    let metrics = components.metrics.delivery.clone();
+    let body = Messages::new(attachment, receipt, receipts, metrics, beats, after);
+    let mut response = match head {
+        Some((status, head)) => respond::stream_with(status, head, body),
+        None => respond::stream(body),
+    };
+    response.extensions_mut().insert(MessageFrames);
     response
 }
 

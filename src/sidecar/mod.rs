@@ -36,9 +36,10 @@ use crate::channel::Channels;
 use crate::cluster::Replicas;
 use crate::config::{Config, HeaderError, Mode, PrincipalSource, public_host};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
-use crate::ingress::{self, Components};
+use crate::ingress::{self, Components, LocalClient};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::otel::Traces;
+use crate::protocol::ids::Owner;
 use crate::random;
 use crate::server::listener::stopped;
 use crate::server::{
@@ -97,19 +98,7 @@ impl Server {
         load_headers(&mut config)?;
         warn_of_open_credentials(&config);
         warn_of_public_server(&config);
-        let mut server = McpServer::new(config.upstream.clone())?;
-        // Elsewhere the configuration is refused.
-        #[cfg(unix)]
-        if let Some(command) = &config.upstream.command {
-            server = server.with_channels(stdio::channels(&config, command, &metrics)?);
-        }
-        if let Some(at) = &config.upstream.sse {
-            server = server.with_channels(sse::channels(&config, at, &metrics.channel)?);
-        }
-        if let Some(at) = &config.upstream.recognisable {
-            let owner = setup.identity.owner;
-            server = server.with_recognition(sse::recognition(&config, at, owner, &metrics.channel));
-        }
+        let server = mcp_server(&config, setup.identity.owner, &metrics)?;
         let traces = match &config.otel {
             Some(otel) => Some(Traces::start(otel, replica_name(&config, listeners.data.1), metrics.otel.clone())?),
             None => None,
@@ -257,6 +246,59 @@ impl Sidecar {
         shutdown.await;
         lifecycle.end().await;
     }
+}
+
+/// A sidecar whose only client is in this process. It has no listeners, and its store is memory.
+pub struct Local {
+    client: LocalClient,
+    _lifecycle: Lifecycle,
+}
+
+impl Local {
+    /// Starts the sidecar on the caller's runtime. Its listeners are not bound. Dropped, it ends
+    /// its background tasks, and no call.
+    ///
+    /// # Errors
+    /// If a file or variable that the configuration names cannot be used.
+    pub fn start(mut config: Config) -> Result<Self, Error> {
+        load_headers(&mut config)?;
+        let metrics = Metrics::new()?;
+        let setup = StoreSetup::in_memory(&replica_name(&config, config.listen.address), None);
+        let server = mcp_server(&config, setup.identity.owner, &metrics)?;
+        let components = compose(config, setup, &metrics, server, None)?;
+        let (stop, _) = watch::channel(false);
+        let (_, ended) = mpsc::channel(1);
+        let client = LocalClient::new(components.clone());
+        let lifecycle = Lifecycle::start(components, metrics, Auxiliary::default(), stop, ended);
+        Ok(Self { client, _lifecycle: lifecycle })
+    }
+
+    /// Returns the client.
+    pub fn client(&self) -> &LocalClient {
+        &self.client
+    }
+
+    /// Ends the calls and sessions of the bridge, and the processes of the server.
+    pub async fn end(self) {
+        self.client.components().upstream.end().await;
+    }
+}
+
+/// Creates the server by its transport.
+fn mcp_server(config: &Config, owner: Owner, metrics: &Metrics) -> Result<McpServer, Error> {
+    let mut server = McpServer::new(config.upstream.clone())?;
+    // Elsewhere the configuration is refused.
+    #[cfg(unix)]
+    if let Some(command) = &config.upstream.command {
+        server = server.with_channels(stdio::channels(config, command, metrics)?);
+    }
+    if let Some(at) = &config.upstream.sse {
+        server = server.with_channels(sse::channels(config, at, &metrics.channel)?);
+    }
+    if let Some(at) = &config.upstream.recognisable {
+        server = server.with_recognition(sse::recognition(config, at, owner, &metrics.channel));
+    }
+    Ok(server)
 }
 
 /// Starts to serve on the caller's runtime.

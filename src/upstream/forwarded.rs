@@ -61,6 +61,8 @@ pub struct Forwarded {
     is_trusted: bool,
     /// Name of the endpoint for clients, in place of the requested host.
     public: Option<Arc<PublicName>>,
+    /// True if requests get no such headers: their client is in this process.
+    is_absent: bool,
 }
 
 impl Forwarded {
@@ -76,7 +78,12 @@ impl Forwarded {
             None => write!(element, "proto={scheme}"),
         };
         let address = HeaderValue::from_str(&peer.to_string()).expect("an IP address is visible ASCII");
-        Self { address, element, scheme, is_trusted, public }
+        Self { address, element, scheme, is_trusted, public, is_absent: false }
+    }
+
+    /// Creates no headers, for the requests of a client in this process.
+    pub fn absent() -> Self {
+        Self { is_absent: true, ..Self::new(IpAddr::from([127, 0, 0, 1]), "http", false, None) }
     }
 
     /// Collects a client header into `received`. Returns false if the header must be sent on
@@ -89,6 +96,9 @@ impl Forwarded {
     /// Appends the headers to `lines`, after the values `received` from earlier proxies. `host` is
     /// the host in the client's request.
     pub(super) fn append_to(&self, received: &ReceivedHeaders<'_>, host: Option<&HeaderValue>, lines: &mut Lines) {
+        if self.is_absent {
+            return;
+        }
         match received.addresses.as_slice() {
             [] => lines.push(&X_FORWARDED_FOR, &self.address),
             before => push_list(lines, &X_FORWARDED_FOR, before, &[self.address.as_bytes()]),

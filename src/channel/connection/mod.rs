@@ -22,7 +22,7 @@ use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use self::arriving::Arriving;
 pub(super) use self::core::Connection;
@@ -444,6 +444,7 @@ impl Connection {
         let Some(body) = jsonrpc::peek(&line).ok().or_else(|| self.repair(&mut line)) else {
             let earlier = self.garbage();
             self.limits.metrics.observe_text_line(earlier + 1);
+            debug!(target: "mcp_resume::program", text = &*String::from_utf8_lossy(&line), "text of a server");
             if earlier == 0 {
                 warn!(
                     "a server writes text where its messages belong: the text is skipped. On stdio its stdout must have \

@@ -21,6 +21,7 @@ mod handles;
 pub(in crate::event_log) mod in_flight;
 mod legacy_task;
 mod legacy_task_state;
+pub(in crate::event_log) mod messages;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod progress;

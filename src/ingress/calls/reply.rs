@@ -194,6 +194,10 @@ fn follow(
     attachment: Attachment,
     receipt: Receipt,
 ) -> Response<BoxBody> {
+    if reply.connection.receipts().are_local() {
+        let (receipts, after) = (reply.connection.receipts().clone(), reply.beginning.start.cursor());
+        return stream_response::messages(components, head, attachment, receipt, receipts, after);
+    }
     let version = Some(&reply.call.version);
     // A retry does not show that its client would resume by GET.
     let plan =

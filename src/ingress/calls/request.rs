@@ -135,7 +135,8 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
             subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
             id_use,
         },
-        None if binding.session.is_some() && !call.is_opening() => {
+        // A client in this process sends nothing again that it has sent.
+        None if binding.session.is_some() && !call.is_opening() && !context.connection.receipts().are_local() => {
             Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None, id_use }
         }
         None => Retry { fingerprint: None, body: None, subject: None, id_use },

@@ -206,6 +206,7 @@ fn policy(components: &Components, request: &CallRequest, settings: &config::Cal
         // Events that no client reads as a stream are never written, and must not fill it up.
         can_pause: !call.has_listen() && accept.sse,
         should_resume_hard_cuts: components.upstream.server().resumes_hard_cuts(),
+        resumes_for: components.upstream.server().resumes_for(),
         should_refuse_requests: !accept.sse,
         should_answer_pings: call.era() == Era::Legacy
             && components.config.upstream.answer_pings == AnswerPings::Absent,

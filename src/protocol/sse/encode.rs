@@ -70,6 +70,12 @@ pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(data)
 }
 
+/// Returns true if an event that [`encode_event`] has written has the type `message`, with or
+/// without its name.
+pub fn is_encoded_message(event: &[u8]) -> bool {
+    event.starts_with(b"event: message\n") || !event.starts_with(b"event: ")
+}
+
 /// Returns the offset in an event written by [`encode_event`] of the byte `at` of its data. The end
 /// of a line counts to that line.
 pub fn encoded_place(event: &[u8], at: usize) -> usize {

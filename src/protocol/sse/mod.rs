@@ -25,7 +25,7 @@ mod tests;
 
 pub use encode::{
     EVENT_OVERHEAD, encode_apart, encode_comment, encode_empty, encode_event, encode_id, encode_retry,
-    encode_retry_line, encoded_data, encoded_place, message_event,
+    encode_retry_line, encoded_data, encoded_place, is_encoded_message, message_event,
 };
 
 /// Length of the longest field names (`event`, `retry`). A line without a colon within or right

@@ -52,6 +52,10 @@ pub struct Policy {
     /// True if the upstream is resumed after a broken connection too.
     #[serde(rename = "resume_hard_cuts")]
     pub should_resume_hard_cuts: bool,
+    /// Time to resume the upstream again and again after a break, counted from the call's last
+    /// event, or `None` to resume it once. Only the process that runs the call needs it.
+    #[serde(skip)]
+    pub resumes_for: Option<Duration>,
     /// True if the client accepts no stream: server→client requests are refused on its behalf.
     #[serde(rename = "refuses_asks")]
     pub should_refuse_requests: bool,
@@ -108,6 +112,7 @@ impl Policy {
             retry: Duration::ZERO,
             can_pause,
             should_resume_hard_cuts: false,
+            resumes_for: None,
             should_refuse_requests: false,
             should_answer_pings: false,
             should_announce_cancel: false,

@@ -27,6 +27,18 @@ const AT_ONCE_BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// Statuses that refuse the caller, the session or the method, and say nothing of the event ID.
 const NOT_ABOUT_IDS: [u16; 4] = [401, 403, 404, 405];
 const SERVER_ERROR: u16 = 500;
+/// Statuses of a server that may resume the call later.
+const TEMPORARY: [u16; 6] = [409, 425, 429, 502, 503, 504];
+/// Pauses before the resumes of a call after its last event.
+const RESUME_PAUSES: [Duration; 7] = [
+    Duration::ZERO,
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(5),
+];
 
 /// The end of an upstream response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +99,10 @@ pub struct UpstreamCursor {
     has_had_event: bool,
     /// Number of responses in a row that ended at once, without an event.
     barren: u32,
+    /// First break of the call since its last event, or `None` without one.
+    broken_at: Option<Instant>,
+    /// Number of resumes of the call since its last event.
+    resumes: u32,
     /// True if a standalone stream is reopened when its next reader comes.
     waits_for_reader: bool,
     /// True if the server has sent a ping.
@@ -108,6 +124,8 @@ impl UpstreamCursor {
             has_event: false,
             has_had_event: false,
             barren: 0,
+            broken_at: None,
+            resumes: 0,
             waits_for_reader: false,
             has_pinged: false,
             is_dormant: false,
@@ -136,6 +154,7 @@ impl UpstreamCursor {
     /// back.
     pub(super) fn handle_event(&mut self, event: &sse::Event) {
         (self.has_event, self.has_had_event) = (true, true);
+        (self.broken_at, self.resumes) = (None, 0);
         if let Some(id) = &event.id {
             self.has_new_id |= self.last_id.as_ref() != Some(id);
             self.last_id = if is_header_value(id) { Some(id.clone()) } else { None };
@@ -154,7 +173,10 @@ impl UpstreamCursor {
         let pause = match policy.kind {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending, now),
-            StreamKind::Request | StreamKind::Task => self.request_pause(ending, policy),
+            StreamKind::Request | StreamKind::Task => match policy.resumes_for {
+                Some(limit) => self.repeated_pause(ending, limit, now),
+                None => self.request_pause(ending, policy),
+            },
         };
         match pause {
             Ok(pause) if is_anew => Next::ReopenAnew(pause),
@@ -182,6 +204,30 @@ impl UpstreamCursor {
         } else {
             Err(Failure::after_send(ErrorCode::UpstreamBroke))
         }
+    }
+
+    /// Returns the pause before a request's call is resumed, however often that was tried before:
+    /// after its `retry` if the server has closed on purpose, else at once, and then after longer
+    /// and longer pauses. A server that still has the old stream, or that is busy or away, is asked
+    /// again.
+    fn repeated_pause(&mut self, ending: Ending, limit: Duration, now: Instant) -> Result<Duration, Failure> {
+        let refused = |status| Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) };
+        let failure = match ending {
+            Ending::Clean | Ending::Broken | Ending::Unavailable => Failure::after_send(ErrorCode::UpstreamBroke),
+            Ending::Refused(status) if TEMPORARY.contains(&status) => refused(status),
+            Ending::Refused(status) => return Err(refused(status)),
+            Ending::SessionLost => return Err(refused(404)),
+        };
+        let Some(last_id) = &self.last_id else { return Err(failure) };
+        let pause = match ending {
+            Ending::Clean => self.retry,
+            Ending::Broken | Ending::Unavailable | Ending::Refused(_) | Ending::SessionLost => {
+                spread(RESUME_PAUSES[(self.resumes as usize).min(RESUME_PAUSES.len() - 1)], last_id)
+            }
+        };
+        self.resumes += 1;
+        let broken_at = *self.broken_at.get_or_insert(now);
+        if now + pause > broken_at + limit { Err(failure) } else { Ok(pause) }
     }
 
     /// Returns the pause before a standalone stream is reopened. If the server pings, it is
@@ -277,7 +323,81 @@ impl UpstreamCursor {
     }
 }
 
+/// Makes a pause up to a quarter longer. The event ID decides: clients that were cut off together
+/// have different ones, and come back one after the other.
+fn spread(pause: Duration, id: &[u8]) -> Duration {
+    let hash = id.iter().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+    pause + pause / 4 * (hash % 64) / 64
+}
+
 fn is_header_value(id: &[u8]) -> bool {
     const DELETE: u8 = 0x7f;
     !id.is_empty() && id.iter().all(|&byte| byte >= b' ' && byte != DELETE)
+}
+
+#[cfg(test)]
+mod tests {
+    use mcp_resume_base::clock;
+
+    use super::*;
+    use crate::headers::Era;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn policy() -> Policy {
+        Policy { resumes_for: Some(LIMIT), ..Policy::of_ended(Era::Legacy, Duration::ZERO, true) }
+    }
+
+    fn with_id(id: &'static [u8]) -> sse::Event {
+        sse::Event { name: Bytes::new(), data: Bytes::new(), id: Some(Bytes::from_static(id)), retry: None }
+    }
+
+    /// Returns the pause before the next resume, or `None` if there is none.
+    fn pause(cursor: &mut UpstreamCursor, ending: Ending, now: Instant) -> Option<Duration> {
+        match cursor.after_end(ending, &policy(), now) {
+            Next::Reopen(pause) => Some(pause),
+            Next::ReopenAnew(_) | Next::Fail(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_call_is_resumed_after_growing_pauses_until_its_limit() {
+        let began = clock::now();
+        let mut now = began;
+        let mut cursor = UpstreamCursor::new(now);
+        cursor.handle_event(&with_id(b"e-1"));
+        assert_eq!(pause(&mut cursor, Ending::Broken, now), Some(Duration::ZERO));
+        let mut last = Duration::ZERO;
+        let mut ending = Ending::Unavailable;
+        while let Some(pause) = pause(&mut cursor, ending, now) {
+            assert!(pause >= last.min(Duration::from_secs(5)), "{pause:?} after {last:?}");
+            (last, now) = (pause, now + pause);
+            ending = if ending == Ending::Unavailable { Ending::Refused(503) } else { Ending::Unavailable };
+        }
+        assert!(now - began > LIMIT - Duration::from_secs(7) && now - began <= LIMIT, "{:?}", now - began);
+        // An event of the call begins the counts anew.
+        cursor.handle_event(&with_id(b"e-2"));
+        assert_eq!(pause(&mut cursor, Ending::Broken, now), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_response_that_ended_on_purpose_is_resumed_after_its_retry() {
+        let now = clock::now();
+        let mut cursor = UpstreamCursor::new(now);
+        assert_eq!(pause(&mut cursor, Ending::Clean, now), None, "without an ID");
+        cursor.handle_event(&with_id(b"e-1"));
+        assert_eq!(pause(&mut cursor, Ending::Clean, now), Some(DEFAULT_RETRY));
+        cursor.handle_event(&sse::Event { retry: Some(Duration::from_millis(20)), ..with_id(b"e-2") });
+        assert_eq!(pause(&mut cursor, Ending::Clean, now), Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn a_refused_resume_ends_the_call() {
+        let now = clock::now();
+        for ending in [Ending::Refused(400), Ending::Refused(401), Ending::Refused(404), Ending::SessionLost] {
+            let mut cursor = UpstreamCursor::new(now);
+            cursor.handle_event(&with_id(b"e-1"));
+            assert_eq!(pause(&mut cursor, ending, now), None, "{ending:?}");
+        }
+    }
 }

@@ -168,6 +168,12 @@ impl Server {
         self.http.config.resume
     }
 
+    /// Returns the time to resume the response of a call at the server after a break, or `None` if
+    /// each response is resumed once.
+    pub fn resumes_for(&self) -> Option<Duration> {
+        self.http.config.resume_for
+    }
+
     /// Returns the path of the endpoint, which is the same on both sides.
     pub fn endpoint_path(&self) -> &str {
         self.http.config.url.endpoint_path()

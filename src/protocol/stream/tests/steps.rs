@@ -80,6 +80,7 @@ impl Setup {
             retry: ms(self.retry),
             can_pause: self.can_pause,
             should_resume_hard_cuts: self.should_resume_hard_cuts,
+            resumes_for: None,
             should_refuse_requests: self.should_refuse_requests,
             should_answer_pings: true,
             is_tool_call: false,

@@ -1,0 +1,129 @@
+//! `mcp-resume connect`: a server on stdio for one host, before a server on HTTP or a program.
+//!
+//! **A second front of the same core.** The pipe turns the host's lines into requests of one client
+//! ([`LocalClient`](crate::ingress::LocalClient)), and messages of streams into lines. Behind it
+//! are the handlers, the log, the pump, revival and the bridge of `serve`, in this process. A
+//! request is a head and a body without HTTP. The body of its response is one message for each
+//! frame, read from the log in place of an event stream (`delivery/messages.rs`). The pipe enters
+//! at the handlers, and not at log and pump below them: sessions, cancels, responses of the host,
+//! revival and the limits are the handlers', and would be there twice. Four facts of the one
+//! connection leave out the rules for connections that break: retries of a POST, priming,
+//! heartbeats, and proofs of delivery.
+//!
+//! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
+//! session ([`opening`], [`memory`], [`pipe`], [`end`]), the way of a request ([`waiting`],
+//! [`calls`], [`running`]), the options ([`settings`]) and the place of the credentials
+//! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
+//! sign-in.
+
+mod calls;
+mod credentials;
+mod end;
+mod far;
+mod input;
+mod memory;
+mod opening;
+mod output;
+mod pipe;
+mod platform;
+mod refused;
+mod running;
+mod settings;
+mod tools;
+mod waiting;
+mod words;
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use self::credentials::Credentials;
+use self::credentials::OwnHeaders;
+use self::end::Cause;
+use self::far::Far;
+use self::input::Input;
+use self::memory::Memory;
+use self::output::Output;
+use self::pipe::{Pipe, Rules};
+pub use self::platform::{memory_folder, stop_signal};
+use self::settings::Settings;
+pub use self::settings::{Options, Problem};
+use crate::sidecar::{self, Local};
+
+/// End of a session with a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The session has ended in order.
+    InOrder,
+    /// The arguments were wrong, as the host was told.
+    Refused,
+}
+
+/// Serves a host on `input` and `output` until the host or `stop` ends it.
+///
+/// # Errors
+/// If the parts of the core cannot be started.
+pub async fn serve<R, W>(
+    options: &Options,
+    input: R,
+    output: W,
+    stop: impl Future<Output = ()>,
+) -> Result<Ended, sidecar::Error>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let settings = match Settings::of(options) {
+        Ok(settings) => settings,
+        Err(problem) => {
+            refuse(&problem, input, output).await;
+            return Ok(Ended::Refused);
+        }
+    };
+    let Settings { config, wait, max_wait, origin, credentials, server } = settings;
+    let local = Local::start(config)?;
+    let credentials = Arc::new(OwnHeaders { names: credentials });
+    let (output, writing) = Output::new(output);
+    let written = tokio::spawn(writing.run());
+    let far = Far::new(local.client().clone(), credentials);
+    let (pipe, notifications) =
+        Pipe::new(far, output, Rules { wait, max_wait, origin }, Memory::new(options.memory.clone(), server));
+    pipe.spawn(pipe.clone().post_notifications(notifications));
+    let mut input = Input::new(input);
+    let mut stop = std::pin::pin!(stop);
+    let cause = tokio::select! {
+        () = pipe.read(&mut input) => Cause::EndOfInput,
+        () = pipe.output.closed() => Cause::Stopped,
+        () = &mut stop => Cause::Stopped,
+    };
+    tokio::select! {
+        () = pipe.finish(cause) => {}
+        // The host was killed, or gives no more time.
+        () = stop, if cause == Cause::EndOfInput => pipe.finish(Cause::Stopped).await,
+    }
+    local.end().await;
+    // All that was accepted is written, if the host reads it.
+    drop(pipe);
+    if cause == Cause::EndOfInput {
+        let _ = written.await;
+    }
+    Ok(Ended::InOrder)
+}
+
+/// Answers each request with `problem` until the end of stdin: a host shows the answer to
+/// `initialize`, and nothing else of a server that does not start.
+pub async fn refuse<R, W>(problem: &str, input: R, output: W)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let (output, writing) = Output::new(output);
+    let written = tokio::spawn(writing.run());
+    let mut input = Input::new(input);
+    tokio::select! {
+        () = refused::answer(problem, &mut input, &output) => {}
+        () = output.closed() => return,
+    }
+    drop(output);
+    let _ = written.await;
+}

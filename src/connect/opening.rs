@@ -1,0 +1,242 @@
+//! The beginning of the session: the host's `initialize` is answered in time, also if the far side
+//! is away.
+//!
+//! Hosts give a server up after five seconds or more, and do not start one again that answered an
+//! error. So an error is written only for what no wait repairs. Else the host gets the pending
+//! handshake, and its requests wait for the far side.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::far::{FarState, Reply};
+use super::input::HostRequest;
+use super::pipe::Pipe;
+use crate::backoff::Backoff;
+use crate::body::BoxBody;
+use crate::clock;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::jsonrpc::{self, Body, Message, code, response};
+
+/// Time until the host has its answer.
+const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
+/// Pauses before the far side is asked again.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
+/// Revisions with sessions, the newest first.
+const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// Revision of a request that names none.
+const MODERN: &str = "2026-07-28";
+/// An answer to `initialize`.
+enum Opened {
+    /// The result, with the name of the session.
+    Result(Bytes, Option<HeaderValue>),
+    /// An error that no wait repairs.
+    Error(Bytes),
+    /// None yet.
+    NotYet,
+}
+
+impl Pipe {
+    /// Opens the session, and answers the host's `initialize`.
+    pub(super) async fn open(&self, request: HostRequest) {
+        self.far.set_state(FarState::Absent);
+        let record = self.remember(&request.body);
+        let mut reached = std::pin::pin!(self.reach(&request));
+        let in_time = tokio::select! {
+            biased;
+            reached = &mut reached => Some(reached),
+            () = clock::sleep(ANSWER_WITHIN) => None,
+        };
+        match in_time {
+            Some(message) => self.respond(&request.id, message).await,
+            None => {
+                warn!("the far side is not there yet: its session is opened when it comes");
+                let remembered = record.result("initialize").map(|result| response::result(&request.id, result).into());
+                self.respond(&request.id, remembered.unwrap_or_else(|| pending_handshake(&request))).await;
+                let message = reached.await;
+                if jsonrpc::error_in(&message).is_none() {
+                    info!("the far side has come");
+                    self.announce_lists(&message).await;
+                }
+            }
+        }
+    }
+
+    /// Asks the far side until it has opened the session, or has refused it for good. Returns its
+    /// answer.
+    async fn reach(&self, request: &HostRequest) -> Bytes {
+        let mut pauses = PAUSES;
+        let mut body = request.body.clone();
+        loop {
+            let (reply, session) = self.far.post_opening(body.clone()).await;
+            let opened = match reply {
+                Reply::Messages(body) => self.read_opening(request, body, session).await,
+                Reply::Whole { status, body } if status.is_success() => opened(request, body, session),
+                Reply::Whole { status, body: refusal } => {
+                    if status == StatusCode::BAD_REQUEST
+                        && let Some(again) = in_named_revision(&body, &refusal)
+                    {
+                        body = again;
+                        continue;
+                    }
+                    self.refused_opening(request, status, &refusal)
+                }
+            };
+            match opened {
+                Opened::Result(message, session) => {
+                    let revision = jsonrpc::string_member(&message, &["result", "protocolVersion"]);
+                    if let Some(record) = self.record() {
+                        record.keep("initialize", &request.body, &message);
+                    }
+                    self.far.open(session, revision.as_deref());
+                    return message;
+                }
+                Opened::Error(error) => {
+                    let object = jsonrpc::error_in(&error).unwrap_or("null").to_owned();
+                    self.far.set_state(FarState::Refused(object));
+                    return error;
+                }
+                Opened::NotYet => clock::sleep(pauses.next_pause()).await,
+            }
+        }
+    }
+
+    /// Reads the stream with the answer. Its other messages follow once they may be written.
+    async fn read_opening(&self, request: &HostRequest, mut body: BoxBody, session: Option<HeaderValue>) -> Opened {
+        let mut others = Vec::new();
+        while let Some(Ok(frame)) = body.frame().await {
+            let Ok(message) = frame.into_data() else { continue };
+            match jsonrpc::peek_any(&message) {
+                Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id => {
+                    let output = self.output.clone();
+                    self.spawn(async move {
+                        for message in others {
+                            output.write(message).await;
+                        }
+                    });
+                    return opened(request, message, session);
+                }
+                Ok(_) if others.len() < 64 => others.push(message),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Opened::NotYet
+    }
+
+    fn refused_opening(&self, request: &HostRequest, status: StatusCode, body: &[u8]) -> Opened {
+        let is_temporary = status.is_server_error()
+            || status == StatusCode::TOO_MANY_REQUESTS
+            || status == StatusCode::REQUEST_TIMEOUT;
+        if is_temporary && !is_final(body) {
+            return Opened::NotYet;
+        }
+        Opened::Error(self.refusal(request, status, body))
+    }
+
+    /// Writes that the lists of the far side may differ from those that the host has read.
+    async fn announce_lists(&self, handshake: &[u8]) {
+        let has = |path| jsonrpc::member(handshake, path).is_some();
+        let kinds = [
+            ("tools", has(&["result", "capabilities", "tools"])),
+            ("prompts", has(&["result", "capabilities", "prompts"])),
+            ("resources", has(&["result", "capabilities", "resources"])),
+        ];
+        for (kind, _) in kinds.into_iter().filter(|(_, has)| *has) {
+            let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{kind}/list_changed"}}"#);
+            self.output.write(message.into()).await;
+        }
+    }
+
+    /// Answers a probe for the revisions without sessions, in time.
+    pub(super) async fn discover(&self, request: HostRequest) {
+        let revision = request.revision.clone().unwrap_or_else(|| MODERN.into());
+        let reply = tokio::time::timeout(ANSWER_WITHIN, self.far.post_modern(&request, &revision)).await;
+        let body = match reply {
+            Ok(Reply::Whole { body, .. }) => Some(body),
+            Ok(Reply::Messages(body)) => response_in(body, &request).await,
+            Err(_) => None,
+        };
+        let is_answer = |body: &Bytes| {
+            let is_own = matches!(
+                jsonrpc::peek_any(body),
+                Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id
+            );
+            let speaks_of_revisions = |code| matches!(code, code::UNSUPPORTED_VERSION | code::MISSING_CAPABILITY);
+            is_own && jsonrpc::error_code(body).is_none_or(speaks_of_revisions)
+        };
+        let answer = body.filter(is_answer).unwrap_or_else(|| response::method_not_found(&request.id).into());
+        self.respond(&request.id, answer).await;
+    }
+}
+
+/// Returns the response to `request` in a stream.
+async fn response_in(mut body: BoxBody, request: &HostRequest) -> Option<Bytes> {
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(message) = frame.into_data() else { continue };
+        if matches!(
+            jsonrpc::peek_any(&message),
+            Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id
+        ) {
+            return Some(message);
+        }
+    }
+    None
+}
+
+fn opened(request: &HostRequest, message: Bytes, session: Option<HeaderValue>) -> Opened {
+    match jsonrpc::peek_any(&message) {
+        Ok(Body::Single(Message::Response { id: Some(id), is_error: false })) if id == request.id => {
+            Opened::Result(message, session)
+        }
+        Ok(Body::Single(Message::Response { is_error: true, .. })) if is_own(&message) && !is_final(&message) => {
+            Opened::NotYet
+        }
+        Ok(Body::Single(Message::Response { is_error: true, .. })) => {
+            match response::readdressed(&message, &request.id) {
+                Some(error) => Opened::Error(error.into()),
+                None => Opened::NotYet,
+            }
+        }
+        Ok(_) | Err(_) => Opened::NotYet,
+    }
+}
+
+/// True for an error of a proxy.
+fn is_own(error: &[u8]) -> bool {
+    jsonrpc::string_member(error, &["error", "data", "error"]).is_some_and(|it| ErrorCode::try_from(it).is_ok())
+}
+
+/// True for an error of a proxy that no wait repairs.
+fn is_final(error: &[u8]) -> bool {
+    let code = jsonrpc::string_member(error, &["error", "data", "error"]);
+    code.and_then(|it| ErrorCode::try_from(it).ok()).is_some_and(|code| code == ErrorCode::UpstreamRedirect)
+}
+
+/// Returns `initialize` with the newest revision that its refusal names, or `None` if that names no
+/// other.
+fn in_named_revision(body: &[u8], refusal: &[u8]) -> Option<Bytes> {
+    let requested = jsonrpc::requested_version(body)?;
+    let refusal = String::from_utf8_lossy(refusal);
+    let named = REVISIONS.into_iter().find(|revision| *revision != requested && refusal.contains(revision))?;
+    let member = jsonrpc::member(body, &["params", "protocolVersion"])?;
+    let place = jsonrpc::span(body, member);
+    Some(jsonrpc::splice(body, vec![(place, format!("\"{named}\""))]).into())
+}
+
+/// Returns the answer to `initialize` while the far side is not there.
+fn pending_handshake(request: &HostRequest) -> Bytes {
+    let requested = jsonrpc::requested_version(&request.body);
+    let revision = requested.filter(|revision| REVISIONS.contains(&&**revision));
+    let changes = json!({"listChanged": true});
+    let result = json!({
+        "protocolVersion": revision.as_deref().unwrap_or(REVISIONS[0]),
+        "capabilities": {"tools": changes, "prompts": changes, "resources": changes},
+        "serverInfo": {"name": "mcp-resume", "version": env!("CARGO_PKG_VERSION")},
+        "instructions": "The MCP server cannot be reached yet. Its tools are listed once it can; calls wait for it.",
+    });
+    response::result(&request.id, result).into()
+}
