@@ -271,6 +271,16 @@ pub(crate) struct Connect {
     /// [default: auto].
     #[arg(long, value_name = "WHICH")]
     bridge: Option<String>,
+    /// A tool that the host does not see, with * for any part of its name; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    ignore_tool: Vec<String>,
+    /// Options of mcp-remote without need here.
+    #[arg(long, hide = true)]
+    enable_proxy: bool,
+    #[arg(long, hide = true)]
+    keep_alive: bool,
+    #[arg(long, hide = true)]
+    silent: bool,
     /// An MCP server on stdio in place of a URL, with its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -312,9 +322,9 @@ pub(crate) struct Demo {
 
 impl Connect {
     pub(crate) fn into_options(self) -> connect::Options {
-        let Connect { positional, header: headers, bearer, transport, allow_http, bridge, command } = self;
-        let memory = connect::memory_folder();
-        connect::Options { positional, command, headers, bearer, transport, allow_http, bridge, memory }
+        let Connect { positional, header: headers, bearer, transport, allow_http, bridge, ignore_tool, .. } = self;
+        let (command, ignored_tools, memory) = (self.command, ignore_tool, connect::memory_folder());
+        connect::Options { positional, command, headers, bearer, transport, allow_http, bridge, ignored_tools, memory }
     }
 }
 

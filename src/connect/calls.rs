@@ -144,7 +144,7 @@ impl Pipe {
 
     /// Writes a message of the response to `request`. An error of the proxy's own is returned, and
     /// not written.
-    async fn take(&self, request: &HostRequest, message: Bytes) -> Option<Attempt> {
+    async fn take(&self, request: &HostRequest, mut message: Bytes) -> Option<Attempt> {
         if let Ok(Body::Single(Message::Response { id: Some(id), is_error })) = jsonrpc::peek_any(&message)
             && id == request.id
         {
@@ -153,6 +153,7 @@ impl Pipe {
             }
             if !is_error && &*request.method == "tools/list" {
                 self.tools.read_list(&message);
+                message = self.settings.ignored.remove_from(message);
             }
             if !is_error
                 && list_of(&request.method).is_some()

@@ -12,14 +12,15 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`memory`], [`pipe`], [`end`]), the way of a request ([`waiting`],
-//! [`calls`], [`running`]), the options ([`settings`]) and the place of the credentials
-//! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
-//! sign-in.
+//! [`calls`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`]) and the place of
+//! the credentials ([`credentials`]). Absent: resumption, revival, waiting for a server,
+//! translation, tasks; a sign-in.
 
 mod calls;
 mod credentials;
 mod end;
 mod far;
+mod ignored;
 mod input;
 mod memory;
 mod opening;
@@ -41,6 +42,7 @@ pub use self::credentials::Credentials;
 use self::credentials::OwnHeaders;
 use self::end::Cause;
 use self::far::Far;
+use self::ignored::IgnoredTools;
 use self::input::Input;
 use self::memory::Memory;
 use self::output::Output;
@@ -81,13 +83,14 @@ where
         }
     };
     let Settings { config, wait, max_wait, origin, credentials, server } = settings;
+    let ignored = IgnoredTools::new(&options.ignored_tools);
     let local = Local::start(config)?;
     let credentials = Arc::new(OwnHeaders { names: credentials });
     let (output, writing) = Output::new(output);
     let written = tokio::spawn(writing.run());
     let far = Far::new(local.client().clone(), credentials);
     let (pipe, notifications) =
-        Pipe::new(far, output, Rules { wait, max_wait, origin }, Memory::new(options.memory.clone(), server));
+        Pipe::new(far, output, Rules { wait, max_wait, origin, ignored }, Memory::new(options.memory.clone(), server));
     pipe.spawn(pipe.clone().post_notifications(notifications));
     let mut input = Input::new(input);
     let mut stop = std::pin::pin!(stop);

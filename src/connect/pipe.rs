@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use super::far::{Far, FarState, Reply};
+use super::ignored::IgnoredTools;
 use super::input::{HostLine, HostRequest, Input};
 use super::memory::{Memory, Record};
 use super::output::Output;
@@ -54,6 +55,8 @@ pub(super) struct Rules {
     pub(super) max_wait: Duration,
     /// Origin of the far side, for errors.
     pub(super) origin: String,
+    /// Tools that the user hides.
+    pub(super) ignored: IgnoredTools,
 }
 
 /// One session of one host.
@@ -188,7 +191,12 @@ impl Pipe {
         if &*request.method == "ping" && request.revision.is_none() {
             return self.output.respond(response::empty(&request.id).into()).await;
         }
-        let kind = Kind { is_modern: request.revision.is_some(), is_tool_call: &*request.method == "tools/call" };
+        let is_tool_call = &*request.method == "tools/call";
+        if is_tool_call && jsonrpc::tool_name(&request.body).is_some_and(|tool| self.settings.ignored.has(&tool)) {
+            let error = response::error(&request.id, code::INVALID_PARAMS, "the tool is hidden by --ignore-tool");
+            return self.output.respond(error.into()).await;
+        }
+        let kind = Kind { is_modern: request.revision.is_some(), is_tool_call };
         let entry = match self.running.begin(&request.id, kind) {
             Ok(entry) => entry,
             Err(refused) => return self.output.respond(not_taken(&request.id, refused)).await,

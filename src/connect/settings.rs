@@ -32,6 +32,8 @@ pub struct Options {
     pub allow_http: bool,
     /// Clients for which the bridge translates.
     pub bridge: Option<String>,
+    /// Names of tools that the host does not see, with `*` for any part.
+    pub ignored_tools: Vec<String>,
     /// Folder of the memory of servers, or `None` to remember nothing.
     pub memory: Option<PathBuf>,
 }
@@ -39,6 +41,7 @@ pub struct Options {
 /// A problem of the arguments, in words for the host.
 pub type Problem = String;
 
+const MIB: usize = 1024 * 1024;
 /// Times of a pipe.
 const WAIT: Duration = Duration::from_secs(50);
 const MAX_WAIT: Duration = Duration::from_secs(600);
@@ -72,7 +75,8 @@ impl Settings {
             format!("{name}:{}", if is_volatile(name) { "" } else { value.as_str() })
         };
         let server = url.iter().cloned().chain(options.command.iter().cloned());
-        let server = server.chain(headers.iter().map(of_header)).collect();
+        let server = server.chain(headers.iter().map(of_header)).chain(options.ignored_tools.iter().cloned());
+        let server = server.collect();
         let mut table = Table::new();
         if !headers.is_empty() {
             if url.is_none() {
@@ -113,6 +117,9 @@ fn adapted(mut config: Config, options: &Options) -> Result<Config, Problem> {
     config.streams.max_wait = Some(MAX_WAIT);
     config.streams.retention = MAX_WAIT;
     config.streams.delivered_retention = Duration::ZERO;
+    // One caller, whose results are as large as its lines may be.
+    (config.streams.max_event_bytes, config.streams.max_bytes) = (64 * MIB, 96 * MIB);
+    (config.streams.max_bytes_per_principal, config.streams.max_bytes_total) = (256 * MIB, 256 * MIB);
     // Drafts for connections that break.
     config.dialects.declared = Declared::default();
     config.dialects.stream_url = false;

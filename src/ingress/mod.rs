@@ -135,7 +135,9 @@ impl LocalClient {
             if let Some(cancelled) = jsonrpc::cancelled_request_id(&body) {
                 wait_for_sent(&context, &cancelled).await;
             }
-            by_body(&components, context, body).await
+            let version = context.session.as_deref().and_then(Session::version);
+            let route = classify(&components, &context, &body, version);
+            by_route(&components, context, route, body).await
         })
     }
 

@@ -87,3 +87,20 @@ async fn the_get_stream_is_asked_for_again_after_409() {
     sse.event(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#).await;
     assert_eq!(host.hear().await["method"], "notifications/tools/list_changed");
 }
+
+#[tokio::test]
+async fn a_change_of_lists_as_the_proxy_writes_it_follows_the_running_call() {
+    let mut upstream = Upstream::start().await;
+    let mut host = Host::before(&upstream.url());
+    host.initialize(&mut upstream).await;
+    host.say(&initialized()).await;
+    let get = upstream.expect("GET").await.sse().await;
+    upstream.expect("notifications/initialized").await.status(202).await;
+    host.say(&call(1)).await;
+    let running = upstream.expect("tools/call").await.sse().await;
+    get.event(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#).await;
+    assert!(host.hears_nothing_for(Duration::from_millis(300)).await);
+    running.finish(content(1, "first")).await;
+    assert_eq!(text_of(&host.hear().await), "first");
+    assert_eq!(host.hear().await["method"], "notifications/tools/list_changed");
+}

@@ -158,3 +158,21 @@ async fn lines_may_end_and_begin_in_several_ways() {
     let error = host.hear().await;
     assert_eq!((&error["id"], &error["error"]["code"]), (&json!(5), &json!(-32600)));
 }
+
+#[tokio::test]
+async fn hidden_tools_are_neither_listed_nor_called() {
+    let mut upstream = Upstream::start().await;
+    let ignored_tools = vec!["WRITE*".to_owned()];
+    let mut host = Host::start(mcp_resume::connect::Options { ignored_tools, ..options(&upstream.url()) });
+    host.initialize(&mut upstream).await;
+    host.say(&initialized()).await;
+    upstream.expect("GET").await.status(405).await;
+    upstream.expect("notifications/initialized").await.status(202).await;
+    host.say(&request(1, "tools/list")).await;
+    let list = json!({"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "write_all"}, {"name": "read"}]}});
+    upstream.expect("tools/list").await.json(200, list.to_string()).await;
+    assert_eq!(host.hear().await["result"]["tools"], json!([{"name": "read"}]));
+    host.say(&call_tool(2, "write_all")).await;
+    assert_eq!(host.hear().await["error"]["code"], -32602);
+    assert!(upstream.is_quiet());
+}

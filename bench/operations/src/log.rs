@@ -151,6 +151,7 @@ fn spec() -> Spec {
         retry: Duration::from_secs(1),
         can_pause: true,
         should_resume_hard_cuts: false,
+        resumes_for: None,
         should_refuse_requests: false,
         is_tool_call: false,
         should_announce_cancel: true,
