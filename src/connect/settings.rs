@@ -306,7 +306,7 @@ mod tests {
     fn wrong_arguments_are_named_and_not_quoted() {
         for (positional, word) in [
             (&[][..], "URL"),
-            (&["secret"][..], "first argument"),
+            (&["secret"][..], "https://"),
             (&["ftp://secret"][..], "https://"),
             (&["http://secret.example"][..], "--allow-http"),
             (&["https://a.example", "secret"][..], "--header"),
