@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -24,8 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT = 120.0
 # Time after a request to end, after which a program is killed. Some never end while a client is connected.
 STOP_LIMIT = 2.0
-# Below the ports that systems give to outgoing connections, which could take that of a program that is away.
-PORTS = range(10_000, 30_000)
+# Below the ports that systems give to outgoing connections, which could take that of a program that is away, and beside those
+# of the tests in Rust.
+PORTS = range(10_000, 16_000)
 
 # The suite's own Node 22 is the `node` of all programs, if it was installed. The conformance suite and the Inspector need it. It starts
 # faster than Node 20, the more so as it keeps compiled code for the next start.
@@ -419,11 +421,11 @@ def start_listening(command, settings):
 
 
 def own_ports():
-    """The ports of this worker, in an order of its own: no other worker gives them away, and this one gives each away once."""
+    """The ports of this worker, in an order of its own: no other worker gives them away, and this one gives each away again last."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = list(PORTS)[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
     random.shuffle(ports)
-    return iter(ports)
+    return itertools.cycle(ports)
 
 
 OWN_PORTS = own_ports()

@@ -18,9 +18,9 @@ use mcp_resume_base::sync;
 
 /// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
-/// First port: below the ephemeral ports of the system, also with 10000 added for the bus of a
-/// Cluster.
-const PORTS: std::ops::Range<u16> = 11000..21000;
+/// Ports: below the ephemeral ones of the system, also with 10000 added for the bus of a Cluster,
+/// and beside those of the other tests.
+const PORTS: std::ops::Range<u16> = 16000..19000;
 const TRIES: usize = 20;
 
 /// One server.
