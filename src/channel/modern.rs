@@ -37,7 +37,7 @@ use crate::{clock, sync};
 /// took a byte.
 pub(super) const ATTEMPTS: usize = 3;
 
-/// Reasons of a refusal at a server of an older revision, or at one that does not say its revision.
+/// Texts of a refusal: the server has an older revision, or has ended before it named one.
 const HAS_SESSIONS: &str = "Unsupported protocol version: the server has sessions";
 const ENDED: &str = "Unsupported protocol version: the server ended when it was asked for its revisions, and the log of the proxy says how";
 

@@ -64,8 +64,8 @@ fn outcome(contact: &Contact) -> String {
     }
 }
 
-/// Returns the status of a refusal of `initialize` after which the proxy does not translate. A
-/// channel has no status.
+/// Returns the status by which the server refused `initialize`, if the proxy does not translate
+/// after that status. A channel has no status.
 fn untranslated_status(facts: &Facts) -> Option<u16> {
     let status = facts.unopened.as_ref().filter(|_| !facts.has_channels())?.status()?;
     if (400..500).contains(&status) { None } else { Some(status) }

@@ -34,7 +34,7 @@ pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
     }
 }
 
-/// Finds the names by which clients of the public URL do not find the server, or refuse it.
+/// Finds names of the server that clients of the public URL cannot reach, or refuse.
 fn find_name(facts: &Facts, (public, resource): (&PublicUrl, &PublicResource), found: &mut Findings) {
     match &resource.resource {
         Some(name) if !resource.is_public => found.add("oauth-foreign", &[name, public, public]),

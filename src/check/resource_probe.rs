@@ -74,7 +74,7 @@ impl Probe<'_> {
     }
 }
 
-/// Reads for whom a token was issued, by its own words.
+/// Returns the kind of a token by its claimed audience. No signature is verified.
 fn token_of(authorization: &HeaderValue, public: &PublicUrl) -> Token {
     let audiences = jwt::audiences(authorization);
     match audiences.first() {

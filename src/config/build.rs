@@ -292,8 +292,8 @@ fn refuse_headers(reader: &mut Reader, upstream: &Upstream) {
     }
 }
 
-/// Reports signatures that the server cannot verify: a program gets none, and another `Host` is not
-/// the one that they cover.
+/// Reports signatures that the server cannot verify. A program gets no signature, and a signature
+/// covers the `Host` that the client sent.
 fn refuse_unread_signatures(reader: &mut Reader, upstream: &Upstream) {
     let (key, text) = if upstream.command.is_some() {
         ("command", "is \"sigv4\", and a program gets no signatures, so no one verifies them: give another source")

@@ -13,13 +13,13 @@ use super::input::HostRequest;
 use super::pipe::Pipe;
 use super::running::Entry;
 use super::waiting::list_of;
-use super::words;
+use super::words::{self, own_code};
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::jsonrpc::{self, Body, Message, response};
+use crate::protocol::jsonrpc::{self, response};
 
 /// Pauses before a request is sent again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
@@ -77,8 +77,8 @@ impl Pipe {
         }
     }
 
-    /// True if a request whose connection broke may be sent again: it has no effects, or is the
-    /// call of a tool that only reads.
+    /// Returns true if a request whose connection broke may be sent again: it has no effects, or is
+    /// the call of a tool that only reads.
     fn may_repeat(&self, request: &HostRequest, repeats: u32) -> bool {
         if effects::are_absent(&request.body) {
             return true;
@@ -145,9 +145,7 @@ impl Pipe {
     /// Writes a message of the response to `request`. An error of the proxy's own is returned, and
     /// not written.
     async fn take(&self, request: &HostRequest, mut message: Bytes) -> Option<Attempt> {
-        if let Ok(Body::Single(Message::Response { id: Some(id), is_error })) = jsonrpc::peek_any(&message)
-            && id == request.id
-        {
+        if let Some(is_error) = request.response_in(&message) {
             if is_error && let Some(code) = own_code(&message) {
                 return Some(Attempt::Failed { error: message, code: Some(code) });
             }
@@ -175,10 +173,4 @@ impl Pipe {
         }
         words::refusal(&request.id, request.subject(), status, &self.settings.origin, self.far.credentials())
     }
-}
-
-/// Returns the code of an error of a proxy: of this one, or of a `serve` before the server.
-fn own_code(message: &[u8]) -> Option<ErrorCode> {
-    let label = jsonrpc::string_member(message, &["error", "data", "error"])?;
-    ErrorCode::try_from(label).ok()
 }

@@ -25,7 +25,7 @@ const DELETE_TIME: Duration = Duration::from_secs(1);
 pub(super) enum Cause {
     /// The host has closed stdin: it may still read responses.
     EndOfInput,
-    /// The host reads no more, or the process is told to end.
+    /// The host has closed stdout, or a signal ends the process.
     Stopped,
 }
 

@@ -53,7 +53,7 @@ pub(super) struct HostRequest {
     pub(super) id: RequestId,
     pub(super) method: Box<str>,
     pub(super) body: Bytes,
-    /// Revision of a request that names one, as those of 2026-07-28 do.
+    /// Revision in the request itself, or `None`: requests of older revisions have none.
     pub(super) revision: Option<Box<str>>,
 }
 
@@ -61,6 +61,15 @@ impl HostRequest {
     /// Subject of errors about the request.
     pub(super) fn subject(&self) -> Subject {
         if &*self.method == "tools/call" { Subject::ToolCall } else { Subject::Request }
+    }
+
+    /// Returns whether a message is the response to the request: `Some(true)` for an error, `None`
+    /// for any other message.
+    pub(super) fn response_in(&self, message: &[u8]) -> Option<bool> {
+        match jsonrpc::peek_any(message) {
+            Ok(Body::Single(Message::Response { id: Some(id), is_error })) if id == self.id => Some(is_error),
+            Ok(_) | Err(_) => None,
+        }
     }
 
     /// Returns the error for a failure of the request.

@@ -2,7 +2,7 @@
 //! server.
 //!
 //! Owned here: a file for each server, host and revision, below the user's cache. Its name is a
-//! keyed hash, so that it tells nothing of a URL. Results of calls and credentials are never kept:
+//! keyed hash, which does not show the URL. Results of calls and credentials are never kept.
 //! `Authorization` and `Cookie` are no part of the name, since some are made anew at each start.
 //! Errors of files are ignored: the memory saves a wait, and nothing depends on it.
 
@@ -60,8 +60,7 @@ impl Memory {
                 name.update(&(part.len() as u64).to_be_bytes());
                 name.update(part.as_bytes());
             }
-            let name: String = name.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-            Some(folder.join(name))
+            Some(folder.join(hex(&name.finalize().into_bytes())))
         });
         let answers = path.as_deref().and_then(read).unwrap_or_default();
         Record { path, answers: Mutex::new(answers) }
@@ -115,8 +114,7 @@ fn key_in(folder: &Path) -> Option<Vec<u8>> {
 
 /// Writes a file as a whole, for its owner alone.
 fn write(path: &Path, contents: &[u8]) -> std::io::Result<()> {
-    let suffix: String = random::bytes::<8>().iter().map(|byte| format!("{byte:02x}")).collect();
-    let beside = path.with_extension(suffix);
+    let beside = path.with_extension(hex(&random::bytes::<8>()));
     let written = platform::private_file(&beside)
         .and_then(|mut file| file.write_all(contents))
         .and_then(|()| fs::rename(&beside, path));
@@ -124,6 +122,10 @@ fn write(path: &Path, contents: &[u8]) -> std::io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     written
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -135,8 +137,7 @@ mod tests {
 
     #[test]
     fn whole_results_are_remembered_for_the_same_server_and_host() {
-        let suffix: String = random::bytes::<8>().iter().map(|byte| format!("{byte:02x}")).collect();
-        let folder = std::env::temp_dir().join(format!("mcp-resume-memory-{suffix}"));
+        let folder = std::env::temp_dir().join(format!("mcp-resume-memory-{}", hex(&random::bytes::<8>())));
         let memory = |server: &str| Memory::new(Some(folder.clone()), vec![server.to_owned()]);
         let record = memory("https://a").record(INITIALIZE);
         assert_eq!(record.result("tools/list"), None);

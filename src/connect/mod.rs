@@ -57,7 +57,7 @@ use crate::sidecar::{self, Local};
 pub enum Ended {
     /// The session has ended in order.
     InOrder,
-    /// The arguments were wrong, as the host was told.
+    /// The arguments were wrong. The host has their problem as the response to each request.
     Refused,
 }
 

@@ -15,7 +15,8 @@ use tracing::{info, warn};
 
 use super::far::{FarState, Reply};
 use super::input::HostRequest;
-use super::pipe::Pipe;
+use super::pipe::{LIST_CHANGES, Pipe};
+use super::words::own_code;
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
@@ -30,6 +31,11 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 /// Revision of a request that names none.
 const MODERN: &str = "2026-07-28";
+/// The error of a proxy that no wait repairs.
+const FINAL: ErrorCode = ErrorCode::UpstreamRedirect;
+/// Most messages that are kept before the answer to `initialize`.
+const OTHERS_MAX: usize = 64;
+
 /// An answer to `initialize`.
 enum Opened {
     /// The result, with the name of the session.
@@ -110,18 +116,17 @@ impl Pipe {
         let mut others = Vec::new();
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(message) = frame.into_data() else { continue };
-            match jsonrpc::peek_any(&message) {
-                Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id => {
-                    let output = self.output.clone();
-                    self.spawn(async move {
-                        for message in others {
-                            output.write(message).await;
-                        }
-                    });
-                    return opened(request, message, session);
-                }
-                Ok(_) if others.len() < 64 => others.push(message),
-                Ok(_) | Err(_) => {}
+            if request.response_in(&message).is_some() {
+                let output = self.output.clone();
+                self.spawn(async move {
+                    for message in others {
+                        output.write(message).await;
+                    }
+                });
+                return opened(request, message, session);
+            }
+            if others.len() < OTHERS_MAX && jsonrpc::peek_any(&message).is_ok() {
+                others.push(message);
             }
         }
         Opened::NotYet
@@ -131,23 +136,18 @@ impl Pipe {
         let is_temporary = status.is_server_error()
             || status == StatusCode::TOO_MANY_REQUESTS
             || status == StatusCode::REQUEST_TIMEOUT;
-        if is_temporary && !is_final(body) {
+        if is_temporary && own_code(body) != Some(FINAL) {
             return Opened::NotYet;
         }
         Opened::Error(self.refusal(request, status, body))
     }
 
-    /// Writes that the lists of the far side may differ from those that the host has read.
+    /// Announces a change of each list of the far side: the host may have read others.
     async fn announce_lists(&self, handshake: &[u8]) {
-        let has = |path| jsonrpc::member(handshake, path).is_some();
-        let kinds = [
-            ("tools", has(&["result", "capabilities", "tools"])),
-            ("prompts", has(&["result", "capabilities", "prompts"])),
-            ("resources", has(&["result", "capabilities", "resources"])),
-        ];
-        for (kind, _) in kinds.into_iter().filter(|(_, has)| *has) {
-            let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{kind}/list_changed"}}"#);
-            self.output.write(message.into()).await;
+        for (declaration, message) in LIST_CHANGES {
+            if jsonrpc::member(handshake, declaration).is_some() {
+                self.output.write(Bytes::from_static(message.as_bytes())).await;
+            }
         }
     }
 
@@ -161,12 +161,8 @@ impl Pipe {
             Err(_) => None,
         };
         let is_answer = |body: &Bytes| {
-            let is_own = matches!(
-                jsonrpc::peek_any(body),
-                Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id
-            );
             let speaks_of_revisions = |code| matches!(code, code::UNSUPPORTED_VERSION | code::MISSING_CAPABILITY);
-            is_own && jsonrpc::error_code(body).is_none_or(speaks_of_revisions)
+            request.response_in(body).is_some() && jsonrpc::error_code(body).is_none_or(speaks_of_revisions)
         };
         let answer = body.filter(is_answer).unwrap_or_else(|| response::method_not_found(&request.id).into());
         self.respond(&request.id, answer).await;
@@ -177,10 +173,7 @@ impl Pipe {
 async fn response_in(mut body: BoxBody, request: &HostRequest) -> Option<Bytes> {
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(message) = frame.into_data() else { continue };
-        if matches!(
-            jsonrpc::peek_any(&message),
-            Ok(Body::Single(Message::Response { id: Some(id), .. })) if id == request.id
-        ) {
+        if request.response_in(&message).is_some() {
             return Some(message);
         }
     }
@@ -188,32 +181,15 @@ async fn response_in(mut body: BoxBody, request: &HostRequest) -> Option<Bytes> 
 }
 
 fn opened(request: &HostRequest, message: Bytes, session: Option<HeaderValue>) -> Opened {
-    match jsonrpc::peek_any(&message) {
-        Ok(Body::Single(Message::Response { id: Some(id), is_error: false })) if id == request.id => {
-            Opened::Result(message, session)
-        }
-        Ok(Body::Single(Message::Response { is_error: true, .. })) if is_own(&message) && !is_final(&message) => {
-            Opened::NotYet
-        }
-        Ok(Body::Single(Message::Response { is_error: true, .. })) => {
-            match response::readdressed(&message, &request.id) {
-                Some(error) => Opened::Error(error.into()),
-                None => Opened::NotYet,
-            }
-        }
-        Ok(_) | Err(_) => Opened::NotYet,
+    if request.response_in(&message) == Some(false) {
+        return Opened::Result(message, session);
     }
-}
-
-/// True for an error of a proxy.
-fn is_own(error: &[u8]) -> bool {
-    jsonrpc::string_member(error, &["error", "data", "error"]).is_some_and(|it| ErrorCode::try_from(it).is_ok())
-}
-
-/// True for an error of a proxy that no wait repairs.
-fn is_final(error: &[u8]) -> bool {
-    let code = jsonrpc::string_member(error, &["error", "data", "error"]);
-    code.and_then(|it| ErrorCode::try_from(it).ok()).is_some_and(|code| code == ErrorCode::UpstreamRedirect)
+    // A server that could not read the request does not repeat its ID.
+    let is_error = matches!(jsonrpc::peek_any(&message), Ok(Body::Single(Message::Response { is_error: true, .. })));
+    if !is_error || own_code(&message).is_some_and(|code| code != FINAL) {
+        return Opened::NotYet;
+    }
+    response::readdressed(&message, &request.id).map_or(Opened::NotYet, |error| Opened::Error(error.into()))
 }
 
 /// Returns `initialize` with the newest revision that its refusal names, or `None` if that names no

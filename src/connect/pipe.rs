@@ -33,18 +33,18 @@ const NOTIFICATIONS: usize = 1024;
 /// Longest wait for the head of the GET stream before `initialized` is sent: a server may send
 /// requests on it at once.
 const LISTEN_WAIT: Duration = Duration::from_millis(250);
-/// Time for all lists together that are asked for before the session is open.
+/// Time for all requests for lists together, if they come before the session is open.
 const LISTS_WAIT: Duration = Duration::from_secs(45);
 /// Pauses before a message without a response, or the GET stream, is sent again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// Pauses of a server that does not open the GET stream now.
 const LISTEN_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
-/// Changes of lists, as the core writes them after a revival.
-const OWN_CHANGES: [&[u8]; 3] = [
-    br#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
-    br#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
-    br#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
+/// Changes of lists as the core writes them after a revival, by their declarations in a handshake.
+pub(super) const LIST_CHANGES: [(&[&str], &str); 3] = [
+    (&["result", "capabilities", "tools"], r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#),
+    (&["result", "capabilities", "prompts"], r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#),
+    (&["result", "capabilities", "resources"], r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#),
 ];
 
 /// Rules of the pipe.
@@ -377,7 +377,7 @@ impl Pipe {
         match single {
             Message::Response { id: Some(id), .. } => self.respond(&id, message).await,
             Message::Response { id: None, .. } => debug!("the far side sent a response to no request"),
-            Message::Notification { .. } if OWN_CHANGES.contains(&&message[..]) && self.running.has_tool_calls() => {
+            Message::Notification { .. } if is_list_change(&message) && self.running.has_tool_calls() => {
                 // Some hosts list their tools at once, and wait for that in the middle of the call.
                 let mut held = sync::lock(&self.held);
                 if !held.contains(&message) {
@@ -389,7 +389,12 @@ impl Pipe {
     }
 }
 
-/// True for a status after which the GET stream is asked for again.
+/// Returns true for a change of a list as the core writes it.
+fn is_list_change(message: &[u8]) -> bool {
+    LIST_CHANGES.iter().any(|(_, change)| change.as_bytes() == message)
+}
+
+/// Returns true for a status after which the GET stream is requested again.
 fn is_temporary(status: StatusCode) -> bool {
     status == StatusCode::CONFLICT
         || status == StatusCode::BAD_REQUEST

@@ -67,7 +67,7 @@ pub(super) enum NotTaken {
 /// Place of a request that its host cancels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cancelled {
-    /// No request, or one that has its response.
+    /// There is no such request, or it has its response.
     Unknown,
     /// The request was not sent, and never will be.
     Withdrawn,

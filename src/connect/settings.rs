@@ -1,7 +1,7 @@
 //! From the options of the command line to the configuration of the core.
 //!
-//! The core's keys, their bounds and their defaults are those of `serve`; only what a pipe needs
-//! otherwise is set here. Invariant: no problem quotes an argument, because hosts show it.
+//! Keys of the configuration have the bounds and defaults of `serve`. Only settings that differ for
+//! a pipe are set here. Invariant: no problem quotes an argument, because hosts show it.
 
 use std::env;
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ use toml::Table;
 use crate::config::{Config, Flags, ModernClients, PrincipalSource};
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::names::X_API_KEY;
+use crate::protocol::origin;
 
 /// Options of `connect`, as they were given.
 #[derive(Clone, Debug, Default)]
@@ -98,7 +99,8 @@ impl Settings {
             command: options.command.clone(),
         };
         let config = Config::load(Some(("connect", &text)), [], flags).map_err(|problems| problems.to_string())?;
-        let origin = url.as_deref().and_then(origin_of).unwrap_or_else(|| config.upstream.place());
+        let origin =
+            url.as_deref().and_then(|url| origin::of(&url.parse().ok()?)).unwrap_or_else(|| config.upstream.place());
         let mut config = adapted(config, options)?;
         if options.transport.as_deref() == Some("http") {
             config.upstream.recognisable = None;
@@ -192,12 +194,6 @@ fn transport_is_sse(options: &Options) -> Result<bool, Problem> {
         Some("sse" | "sse-only") => Ok(true),
         Some(_) => Err("--transport takes auto, http or sse".to_owned()),
     }
-}
-
-/// Returns the origin of a URL.
-fn origin_of(url: &str) -> Option<String> {
-    let uri = url.parse::<Uri>().ok()?;
-    Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?.as_str().rsplit('@').next()?))
 }
 
 fn is_credential(name: &str) -> bool {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::credentials::Credentials;
 use crate::protocol::error::{Details, ErrorCode, Failure, Subject};
-use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Returns the error for a response with this status, which is no JSON-RPC error. `origin` is the
 /// far side's, for `data`.
@@ -30,4 +30,11 @@ pub(super) fn refusal(
     };
     let members = vec![("origin", json!(origin))];
     failure.to_message_with(Some(id), subject, Details { text: &text, members }).into()
+}
+
+/// Returns the code of a proxy's error, or `None` for any other message. The proxy is this one, or
+/// a `serve` before the server.
+pub(super) fn own_code(message: &[u8]) -> Option<ErrorCode> {
+    let label = jsonrpc::string_member(message, &["error", "data", "error"])?;
+    ErrorCode::try_from(label).ok()
 }

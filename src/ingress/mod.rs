@@ -135,8 +135,7 @@ impl LocalClient {
             if let Some(cancelled) = jsonrpc::cancelled_request_id(&body) {
                 wait_for_sent(&context, &cancelled).await;
             }
-            let version = context.session.as_deref().and_then(Session::version);
-            let route = classify(&components, &context, &body, version);
+            let route = route_of(&components, &context, &body);
             by_route(&components, context, route, body).await
         })
     }
@@ -306,8 +305,7 @@ async fn dispatch(
         if let Some(code) = refused {
             return refuse_post(components, code, &context, &body);
         }
-        let version = context.session.as_deref().and_then(Session::version);
-        return match classify(components, &context, &body, version) {
+        return match route_of(components, &context, &body) {
             Route::Call(call) => calls::handle(components, context, call, body).await,
             route => Box::pin(by_route(components, context, route, body)).await,
         };
@@ -465,6 +463,11 @@ async fn by_head(components: &Components, mut context: Box<RequestContext>, body
             }
         }
     }
+}
+
+/// Returns the route of a POST in its session.
+fn route_of(components: &Components, context: &RequestContext, body: &[u8]) -> Route {
+    classify(components, context, body, context.session.as_deref().and_then(Session::version))
 }
 
 /// Classifies the POST of `context`.

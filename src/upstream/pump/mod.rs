@@ -183,6 +183,7 @@ struct End {
     kind: StreamKind,
     outcome: Outcome,
     failure: Option<Failure>,
+    /// True if a client was connected at the end, or has the whole response.
     is_attached: bool,
     events: u64,
     connections: u32,

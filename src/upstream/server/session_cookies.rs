@@ -77,8 +77,10 @@ impl SessionCookies {
     pub(super) fn added_to(&self, template: &Template) -> Option<Template> {
         let (session, key) = self.key_of(template)?;
         let is_recorded = sync::lock(&self.table).is_recorded(&key);
-        if is_recorded != Some(true) {
-            self.match_record(&session, key, is_recorded.is_some());
+        match is_recorded {
+            Some(true) => {}
+            Some(false) => self.record(&session, key),
+            None => self.recall(&session, key),
         }
         // A client may send several lines, and the server gets one (RFC 6265, section 5.4).
         let own = template.lines().to_map();
@@ -87,19 +89,25 @@ impl SessionCookies {
         Some(template.clone().with(COOKIE, cookie))
     }
 
-    /// Records the cookies of a session if the table has them, and else takes them from its record.
-    fn match_record(&self, session: &SessionId, key: Key, is_known: bool) {
-        let Some(record) = self.record_of.get().and_then(|record_of| record_of(session)) else { return };
-        if !is_known {
-            if let Some(kept) = record.cookies().filter(|kept| kept.digest == key) {
-                sync::lock(&self.table).restore(key, Cookies::from_text(&kept.text));
-            }
-            return;
-        }
+    /// Puts the cookies of a session into its record, if it has one.
+    fn record(&self, session: &SessionId, key: Key) {
+        let Some(record) = self.record_of(session) else { return };
         let text = sync::lock(&self.table).recorded_text(&key);
         if let Some(text) = text {
             record.note_cookies(KeptCookies { digest: key, text: text.into() });
         }
+    }
+
+    /// Takes the cookies of a session from its record, if that has any of this caller.
+    fn recall(&self, session: &SessionId, key: Key) {
+        let kept = self.record_of(session).and_then(|record| record.cookies());
+        if let Some(kept) = kept.filter(|kept| kept.digest == key) {
+            sync::lock(&self.table).restore(key, Cookies::from_text(&kept.text));
+        }
+    }
+
+    fn record_of(&self, session: &SessionId) -> Option<Arc<Handshake>> {
+        self.record_of.get().and_then(|record_of| record_of(session))
     }
 
     /// Takes the cookies out of the response to a request, and keeps them for its session.
@@ -113,10 +121,10 @@ impl SessionCookies {
         } else if !changes.is_empty()
             && let Some((session, key)) = found.or_else(|| self.opened(response.headers(), template))
         {
-            let is_known = sync::lock(&self.table).apply(key, changes);
-            if is_known {
-                self.match_record(&session, key, true);
-            } else if let Some(record) = self.record_of.get().and_then(|record_of| record_of(&session)) {
+            let has_cookies = sync::lock(&self.table).apply(key, changes);
+            if has_cookies {
+                self.record(&session, key);
+            } else if let Some(record) = self.record_of(&session) {
                 // The response has ended the last cookie.
                 record.note_cookies_end(&key);
             }
