@@ -47,6 +47,11 @@ impl Binding {
         self.session.as_ref().map_or("", |session| session.as_str())
     }
 
+    /// Returns true if a session or a credential distinguishes the caller from others.
+    pub fn is_distinct(&self) -> bool {
+        self.session.is_some() || !self.principal.is_anonymous()
+    }
+
     /// Returns a hash of the session id for logs, which opens nothing, or `None` without a session.
     pub fn session_hash(&self) -> Option<SessionHash> {
         Some(SessionHash::of(self.session.as_ref()?))

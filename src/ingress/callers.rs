@@ -129,6 +129,7 @@ pub(super) fn identify(
         body_bytes: 0,
         reservation: None,
         connection,
+        reliance: None,
         arrival,
     })
 }

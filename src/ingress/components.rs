@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use bytes::Bytes;
 
 use super::metrics::Metrics;
+use super::promise::Promises;
 use crate::cluster::Replicas;
 use crate::config::Config;
 use crate::event_log::{EventLog, Principals};
@@ -37,6 +38,8 @@ pub struct Components {
     pub public_name: Option<Arc<PublicName>>,
     /// The operator's metadata of the server as a resource, or `None` for the server's own.
     pub resource_document: Option<Bytes>,
+    /// Promise to join requests that are sent again.
+    pub promises: Arc<Promises>,
     /// True once the log has warned of MCP traffic that passes unprotected.
     pub has_warned_unprotected: Arc<AtomicBool>,
 }

@@ -10,6 +10,7 @@ use http::Uri;
 use http::request::Parts;
 
 use super::connection::Connection;
+use super::promise::Reliance;
 use crate::channel::Caller;
 use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Session};
 use crate::protocol::error::ErrorCode;
@@ -44,6 +45,8 @@ pub(super) struct RequestContext {
     /// go upstream.
     pub(super) reservation: Option<Reservation>,
     pub(super) connection: Arc<Connection>,
+    /// Headers of a client that relies on the promise of the proxy, or `None` without them.
+    pub(super) reliance: Option<Box<Reliance>>,
     /// Arrival for spans, or `None` if calls are not traced. Boxed, because few are.
     pub(super) arrival: Option<Box<Arrival>>,
 }

@@ -28,6 +28,7 @@ mod metrics;
 mod misdirected;
 mod named_rules;
 mod priming;
+mod promise;
 mod refusals;
 mod remote_requests;
 mod request_log;
@@ -61,6 +62,8 @@ pub use self::components::Components;
 pub use self::connection::Connection;
 use self::context::{RequestContext, Sender, head_bytes};
 pub use self::metrics::Metrics;
+pub use self::promise::Promises;
+use self::promise::Reliance;
 pub use self::remote_requests::handle_forwarded;
 pub use self::resource_metadata::{DocumentError, read_document};
 use crate::body::{BoxBody, Incoming};
@@ -199,15 +202,18 @@ async fn handle(
     let sender = if facts.has(Present::Balancer) { misdirected::sender_of(request.headers()) } else { Sender::Client };
     let access = request_log::AccessLine::begin(&request, &components.config.upstream.url);
     let span = if facts.has(Present::Trace) { trace::span(request.headers()) } else { None };
-    let mut home = None;
+    let mut seen = Seen::default();
     let mut response = match &span {
-        None => dispatch(&components, connection, request, facts, sender, &mut home).await,
+        None => dispatch(&components, connection, request, facts, sender, &mut seen).await,
         Some(span) => {
-            let dispatched = Box::pin(dispatch(&components, connection, request, facts, sender, &mut home));
+            let dispatched = Box::pin(dispatch(&components, connection, request, facts, sender, &mut seen));
             dispatched.instrument(span.clone()).await
         }
     };
     receipts.note_opened(|| SessionId::from_headers(response.headers()));
+    if seen.is_at_endpoint {
+        components.promises.put(&components.log, seen.is_distinct, response.headers_mut());
+    }
     if components.drain.is_sending_away() {
         // The next requests of a connection go to another replica. HTTP/2 has no such header,
         // and a signal of its own.
@@ -217,7 +223,7 @@ async fn handle(
         access.end(&response);
     }
     if sender.is_routed() {
-        misdirected::sign_home(&mut response, home);
+        misdirected::sign_home(&mut response, seen.home);
         misdirected::sign(&components, &mut response);
     }
     if let Some(page) = page {
@@ -229,17 +235,26 @@ async fn handle(
     }
 }
 
+/// Facts of a request that its response needs.
+#[derive(Default)]
+struct Seen {
+    /// Home of the session, if a balancer can send the request there.
+    home: Option<Owner>,
+    is_at_endpoint: bool,
+    /// True if a session or a credential distinguishes the caller.
+    is_distinct: bool,
+}
+
 /// Checks access, then passes the request on. Keeps the future of a call small. The rarer routes
 /// are boxed, because every request pays for the largest future. It pays for each of two nested
-/// futures that take the request. `home` is set to the home of the session, if a balancer can send
-/// the request there.
+/// futures that take the request. `seen` is set once the caller is identified.
 async fn dispatch(
     components: &Arc<Components>,
     connection: Arc<Connection>,
     request: Request<Incoming>,
     facts: RequestFacts,
     sender: Sender,
-    home: &mut Option<Owner>,
+    seen: &mut Seen,
 ) -> Response<BoxBody> {
     let (mut parts, body) = request.into_parts();
     let head_bytes = head_bytes(&facts, &parts.uri);
@@ -270,7 +285,10 @@ async fn dispatch(
         Ok(variables) => variables,
         Err(unusable) => return refusals::refuse_variable(components, &unusable),
     };
+    let reliance = if facts.has(Present::Promise) { Reliance::take(&mut parts.headers) } else { None };
     let mut context = callers::identify(components, parts, facts, head_bytes, connection, sender, variables);
+    context.reliance = reliance;
+    (seen.is_at_endpoint, seen.is_distinct) = (true, context.binding.is_distinct());
     // On HTTP/2 a request says nothing about other responses.
     context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
     let refused = if !components.log.has_store() || callers::knows_session(components, &context) {
@@ -279,7 +297,7 @@ async fn dispatch(
         Box::pin(callers::restore_session(components, &mut context)).await.err()
     };
     if sender.is_routed() {
-        *home = context.session.as_ref().and_then(|session| session.remote_home());
+        seen.home = context.session.as_ref().and_then(|session| session.remote_home());
         if home_queries::is_query(&context.parts) {
             if misdirected::is_misdirected(components, &context, None, &[]) {
                 return refusals::refuse(components, ErrorCode::Misdirected);

@@ -43,7 +43,7 @@ async fn content(components: &Components) -> String {
     let store = json!({
         "kind": kind,
         "shared": components.log.coordination().is_some(),
-        "epoch": format!("{:08x}", components.log.epoch().0),
+        "epoch": components.log.epoch().to_string(),
     });
     // Each caller has a session, or a process, of this replica alone.
     let keeps_callers = components.config.upstream.is_channel()

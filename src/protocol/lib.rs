@@ -29,6 +29,7 @@ pub mod lists;
 pub mod named_rules;
 pub mod origin;
 pub mod progress;
+pub mod promise;
 pub mod protected_resource;
 pub mod refusal;
 pub mod request_ids;

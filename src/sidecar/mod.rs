@@ -403,6 +403,7 @@ fn compose(
         instance: u64::from_be_bytes(random::bytes()),
         public_name: public.map(|public| PublicName::of(public)),
         resource_document: ingress::read_document(&config.listen)?,
+        promises: Arc::new(ingress::Promises::new(&config)),
         has_warned_unprotected: Arc::default(),
         config: Arc::new(config),
     })

@@ -53,6 +53,7 @@ mod pings;
 mod priming;
 mod principal;
 mod process;
+mod promise;
 mod public_url;
 mod repeated_ids;
 mod repetitions;

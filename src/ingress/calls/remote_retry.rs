@@ -121,12 +121,19 @@ async fn replace_previous(components: &Components, subject: &Fingerprint, record
 }
 
 /// Returns the outcome after a failure of the store. With `degrade` the call counts as unknown
-/// to other replicas.
-fn without_store(components: &Components, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
+/// to other replicas, unless its client says that it sends the call again.
+fn without_store(
+    components: &Components,
+    request: &CallRequest,
+    error: &Error,
+    claim: Option<PendingClaim>,
+) -> EarlierCall {
     debug!(%error, "the store could not say whether a call is another replica's");
     match (error, components.log.on_unreachable()) {
-        (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(claim),
-        (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
+        (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) if !request.context.is_sent_again() => {
+            EarlierCall::None(claim)
+        }
+        (Error::Unavailable(_) | Error::Gone | Error::Full(_), OnUnreachable::Degrade | OnUnreachable::Refuse) => {
             EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed))
         }
     }
@@ -274,7 +281,7 @@ impl Search<'_> {
         let (previous, record) = match found {
             Ok(Some(found)) => found,
             Ok(None) => return ControlFlow::Break(EarlierCall::None(claim)),
-            Err(error) => return ControlFlow::Break(without_store(self.components, &error, claim)),
+            Err(error) => return ControlFlow::Break(without_store(self.components, self.request, &error, claim)),
         };
         match token_refresh::proves_subject(self.components, context, self.request.call.era()).await {
             Ok(true) => {}
@@ -347,9 +354,12 @@ impl Search<'_> {
                 }
                 there => there,
             },
+            StoreHealth::Unreachable if self.request.context.is_sent_again() => {
+                return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
+            }
             StoreHealth::Unreachable => return Err(EarlierCall::None(None)),
         };
-        claimed.map_err(|error| without_store(self.components, &error, None))
+        claimed.map_err(|error| without_store(self.components, self.request, &error, None))
     }
 
     async fn inquire_at_owner(&self, run: ClaimRecord) -> Finding {

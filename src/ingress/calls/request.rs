@@ -124,9 +124,11 @@ pub(super) struct Retry {
 pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
-    let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
     let id_use = IdUse::Unique;
-    let has_key = may_have_key && !call.is_opening() && context.facts.has(Present::IdempotencyKey);
+    // A client in this process sends nothing here again; its keys are for the server.
+    let is_local = context.connection.receipts().are_local();
+    let may_be_retry = !call.is_opening() && !is_local;
+    let has_key = may_be_retry && binding.is_distinct() && context.facts.has(Present::IdempotencyKey);
     let key = if has_key { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
     match key {
         Some(key) => Retry {
@@ -135,8 +137,7 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
             subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
             id_use,
         },
-        // A client in this process sends nothing again that it has sent.
-        None if binding.session.is_some() && !call.is_opening() && !context.connection.receipts().are_local() => {
+        None if may_be_retry && binding.session.is_some() => {
             Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None, id_use }
         }
         None => Retry { fingerprint: None, body: None, subject: None, id_use },

@@ -26,6 +26,7 @@ use super::components::Components;
 use super::context::{RequestContext, detached};
 use super::forward;
 use super::forward_to_replicas::{self, OwnerUnknown};
+use super::promise;
 use super::refusals;
 use super::session_state;
 use super::token_refresh::{self, Unproven};
@@ -68,6 +69,9 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Response<BoxBody> {
     let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
+        if promise::cancel(components, &context, &messages) {
+            return respond::status(StatusCode::ACCEPTED);
+        }
         return forward::forward_post(components, context, body).await;
     };
     session_state::apply_notifications(components, &context, &messages);

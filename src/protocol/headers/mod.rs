@@ -54,6 +54,12 @@ pub mod names {
     /// Marks a HEAD request by which a balancer asks a replica for the home of a session, before it
     /// sends a body that it cannot send twice.
     pub const MCP_RESUME_LOCATE: HeaderName = HeaderName::from_static("mcp-resume-locate");
+    /// In a response, the promise to join requests that are sent again: `promise.rs`.
+    pub const MCP_RESUME: HeaderName = HeaderName::from_static("mcp-resume");
+    /// In a request that is sent again, the epoch of the promise.
+    pub const MCP_RESUME_EPOCH: HeaderName = HeaderName::from_static("mcp-resume-epoch");
+    /// In a request, the seconds that its call is kept without a reader.
+    pub const MCP_RESUME_HOLD: HeaderName = HeaderName::from_static("mcp-resume-hold");
     /// Proof of a key for one request ([RFC 9449]). A second request with it is refused.
     ///
     /// [RFC 9449]: https://www.rfc-editor.org/rfc/rfc9449

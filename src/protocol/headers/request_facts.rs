@@ -50,6 +50,8 @@ pub enum Present {
     RepeatedSession = 1 << 8,
     /// `DPoP`, the proof of a key for this one request (RFC 9449).
     Proof = 1 << 9,
+    /// `Mcp-Resume-Epoch` or `Mcp-Resume-Hold`.
+    Promise = 1 << 10,
 }
 
 impl RequestFacts {
@@ -74,6 +76,7 @@ impl RequestFacts {
                 "traceparent" => present |= Present::Trace as u16,
                 "upgrade" => present |= Present::Upgrade as u16,
                 "mcp-resume-owner" | "mcp-resume-home" => present |= Present::Balancer as u16,
+                "mcp-resume-epoch" | "mcp-resume-hold" => present |= Present::Promise as u16,
                 "via" => present |= Present::Proxy as u16,
                 _ if client_address::describes_client(name) => present |= Present::Proxy as u16,
                 _ => {}

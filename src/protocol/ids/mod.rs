@@ -133,6 +133,13 @@ impl fmt::Display for Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
+/// 8 lower-case hexadecimal digits.
+impl fmt::Display for StoreEpoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
 /// Number of a session at its server: 0 for the session that the client opened. Each session that
 /// the proxy opened in its place since has the next number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
