@@ -9,7 +9,9 @@ use tokio::task::JoinSet;
 
 use super::far::FarState;
 use super::pipe::Pipe;
+use super::running::Entry;
 use crate::clock;
+use crate::protocol::jsonrpc::RequestId;
 
 /// Wait for owed responses after the end of stdin, or after the last response.
 const RESPONSE_WAIT: Duration = Duration::from_secs(2);
@@ -38,21 +40,27 @@ impl Pipe {
                 () = self.output.closed() => {}
             }
         }
-        let ids = self.running.ids();
+        let requests = self.running.all();
         self.end_tasks().await;
-        if *self.far.state().borrow() == FarState::Ready && !ids.is_empty() {
-            let mut cancels = JoinSet::new();
-            for id in ids {
-                let pipe = self.clone();
-                let message = format!(
-                    r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{}}}}}"#,
-                    id.to_json()
-                );
-                cancels.spawn(async move { drop(pipe.far.post(Bytes::from(message)).await) });
-            }
-            let _ = tokio::time::timeout(CANCEL_TIME, async { while cancels.join_next().await.is_some() {} }).await;
+        let mut cancels = JoinSet::new();
+        for (id, entry) in requests {
+            let pipe = self.clone();
+            cancels.spawn(async move { pipe.cancel(&id, &entry).await });
         }
+        let _ = tokio::time::timeout(CANCEL_TIME, async { while cancels.join_next().await.is_some() {} }).await;
         self.far.end(DELETE_TIME).await;
+    }
+
+    /// Cancels a request that the host will not read any more.
+    async fn cancel(&self, id: &RequestId, entry: &Entry) {
+        if let Some(key) = entry.key() {
+            self.far.cancel_by_key(id, key).await;
+        }
+        if !entry.is_modern() && *self.far.state().borrow() == FarState::Ready {
+            let params = format!(r#"{{"requestId":{}}}"#, id.to_json());
+            let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}"#);
+            drop(self.far.post(Bytes::from(message)).await);
+        }
     }
 
     /// Waits for the responses that the host is still owed.

@@ -12,16 +12,22 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT, WWW_AUTHENTI
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt;
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::credentials::Credentials;
 use super::input::HostRequest;
+use super::keys::CallKey;
 use crate::body::BoxBody;
 use crate::delivery::MessageFrames;
 use crate::ingress::LocalClient;
 use crate::protocol::bridge::legacy_clients;
 use crate::protocol::channel::envelope;
+use crate::protocol::era;
 use crate::protocol::headers::names;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::promise::Promise;
+use crate::server::respond;
 use crate::sync;
 
 /// Largest response that is no stream, in bytes.
@@ -35,6 +41,8 @@ pub(super) struct Far {
     credentials: Arc<dyn Credentials>,
     session: Mutex<SessionHeaders>,
     state: watch::Sender<FarState>,
+    /// Promise of a `serve` at the far side.
+    promise: Mutex<Option<Promise>>,
 }
 
 /// State of the session.
@@ -67,12 +75,20 @@ pub(super) enum Reply {
         status: StatusCode,
         /// Body; empty if it could not be read.
         body: Bytes,
+        /// True if a `serve` at the far side has sent it, and no proxy before it.
+        is_of_serve: bool,
     },
 }
 
 impl Far {
     pub(super) fn new(client: LocalClient, credentials: Arc<dyn Credentials>) -> Self {
-        Self { client, credentials, session: Mutex::default(), state: watch::Sender::new(FarState::Absent) }
+        Self {
+            client,
+            credentials,
+            session: Mutex::default(),
+            state: watch::Sender::new(FarState::Absent),
+            promise: Mutex::default(),
+        }
     }
 
     /// Returns changes of the session's state.
@@ -103,6 +119,21 @@ impl Far {
         self.send(self.headers(true), body).await
     }
 
+    /// Returns the last promise of a `serve` at the far side.
+    pub(super) fn promise(&self) -> Option<Promise> {
+        sync::lock(&self.promise).clone()
+    }
+
+    /// Posts a request, with the headers of its key.
+    pub(super) async fn post_request(&self, request: &HostRequest, keyed: HeaderMap) -> Reply {
+        let mut headers = match &request.revision {
+            Some(revision) => self.modern_headers(&request.method, &request.body, revision),
+            None => self.headers(true),
+        };
+        headers.extend(keyed);
+        self.send(headers, request.body.clone()).await.0
+    }
+
     /// Posts a message in the session. The second value is the session that the response opens.
     pub(super) async fn post(&self, body: Bytes) -> (Reply, Option<HeaderValue>) {
         self.send(self.headers(true), body).await
@@ -117,18 +148,21 @@ impl Far {
 
     /// Posts a request of a revision without sessions.
     pub(super) async fn post_modern(&self, request: &HostRequest, revision: &str) -> Reply {
-        let mut headers = self.headers(false);
-        let mut insert = |name, value: &str| {
-            if let Some(value) = envelope::encoded(value) {
-                headers.insert(name, value);
-            }
-        };
-        insert(names::MCP_PROTOCOL_VERSION, revision);
-        insert(names::MCP_METHOD, &request.method);
-        if let Some(name) = legacy_clients::name_header(&request.body, &request.method) {
-            insert(names::MCP_NAME, &name);
-        }
+        let headers = self.modern_headers(&request.method, &request.body, revision);
         self.send(headers, request.body.clone()).await.0
+    }
+
+    /// Cancels a call of a revision without sessions by its key. Its ID may be another process's,
+    /// too.
+    pub(super) async fn cancel_by_key(&self, id: &RequestId, key: &CallKey) {
+        const METHOD: &str = "notifications/cancelled";
+        let Some(revision) = &key.revision else { return };
+        let meta = json!({era::VERSION: revision});
+        let params = format!(r#"{{"requestId":{},"_meta":{meta}}}"#, id.to_json());
+        let body = Bytes::from(format!(r#"{{"jsonrpc":"2.0","method":"{METHOD}","params":{params}}}"#));
+        let mut headers = self.modern_headers(METHOD, &body, revision);
+        headers.insert(names::IDEMPOTENCY_KEY, key.value.clone());
+        drop(self.send(headers, body).await);
     }
 
     /// Opens the session's GET stream.
@@ -160,6 +194,14 @@ impl Far {
             self.credentials.refused(sent.as_ref(), challenge);
         }
         let session = response.headers().get(names::MCP_SESSION_ID).cloned();
+        match response.headers().get(names::MCP_RESUME) {
+            Some(promise) => *sync::lock(&self.promise) = Promise::parse(promise),
+            // A server without `serve` has taken the place.
+            None if response.status().is_success() && !respond::has_own_head(&response) => {
+                *sync::lock(&self.promise) = None
+            }
+            None => {}
+        }
         (Self::reply(response).await, session)
     }
 
@@ -168,6 +210,7 @@ impl Far {
         if parts.extensions.get::<MessageFrames>().is_some() {
             return Reply::Messages(body);
         }
+        let is_of_serve = parts.headers.contains_key(names::MCP_RESUME);
         let mut whole = BytesMut::new();
         while let Some(frame) = body.frame().await {
             match frame.map(Frame::into_data) {
@@ -180,7 +223,22 @@ impl Far {
                 }
             }
         }
-        Reply::Whole { status: parts.status, body: whole.freeze() }
+        Reply::Whole { status: parts.status, body: whole.freeze(), is_of_serve }
+    }
+
+    fn modern_headers(&self, method: &str, body: &[u8], revision: &str) -> HeaderMap {
+        let mut headers = self.headers(false);
+        let mut insert = |name, value: &str| {
+            if let Some(value) = envelope::encoded(value) {
+                headers.insert(name, value);
+            }
+        };
+        insert(names::MCP_PROTOCOL_VERSION, revision);
+        insert(names::MCP_METHOD, method);
+        if let Some(name) = legacy_clients::name_header(body, method) {
+            insert(names::MCP_NAME, &name);
+        }
+        headers
     }
 
     fn headers(&self, is_in_session: bool) -> HeaderMap {

@@ -12,7 +12,7 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`memory`], [`pipe`], [`end`]), the way of a request ([`waiting`],
-//! [`calls`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`]) and the place of
+//! [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`]) and the place of
 //! the credentials ([`credentials`]). Absent: resumption, revival, waiting for a server,
 //! translation, tasks; a sign-in.
 
@@ -22,6 +22,7 @@ mod end;
 mod far;
 mod ignored;
 mod input;
+mod keys;
 mod memory;
 mod opening;
 mod output;

@@ -81,8 +81,8 @@ impl Pipe {
             let (reply, session) = self.far.post_opening(body.clone()).await;
             let opened = match reply {
                 Reply::Messages(body) => self.read_opening(request, body, session).await,
-                Reply::Whole { status, body } if status.is_success() => opened(request, body, session),
-                Reply::Whole { status, body: refusal } => {
+                Reply::Whole { status, body, .. } if status.is_success() => opened(request, body, session),
+                Reply::Whole { status, body: refusal, .. } => {
                     if status == StatusCode::BAD_REQUEST
                         && let Some(again) = in_named_revision(&body, &refusal)
                     {

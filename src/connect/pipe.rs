@@ -231,8 +231,8 @@ impl Pipe {
         let _ = tokio::time::timeout(self.settings.wait, self.far.state().wait_for(is_open)).await;
         let reply = self.far.post_batch(body).await;
         let body = match reply {
-            Reply::Whole { status, body } if status.is_success() => body,
-            Reply::Whole { status, body } => self.refused_batch(&ids, status, &body),
+            Reply::Whole { status, body, .. } if status.is_success() => body,
+            Reply::Whole { status, body, .. } => self.refused_batch(&ids, status, &body),
             // Asked for as a whole, which the core collects.
             Reply::Messages(_) => return,
         };

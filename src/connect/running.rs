@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::{Notify, watch};
 
+use super::keys::CallKey;
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
@@ -46,6 +47,8 @@ pub(super) struct Entry {
     kind: Kind,
     state: Mutex<EntryState>,
     changed: Notify,
+    /// Key of the call at the far side.
+    key: OnceLock<CallKey>,
 }
 
 #[derive(Default)]
@@ -127,9 +130,9 @@ impl Running {
         self.tool_calls.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the IDs of all requests.
-    pub(super) fn ids(&self) -> Vec<RequestId> {
-        sync::lock(&self.requests).keys().cloned().collect()
+    /// Returns all requests, with their IDs.
+    pub(super) fn all(&self) -> Vec<(RequestId, Arc<Entry>)> {
+        sync::lock(&self.requests).iter().map(|(id, entry)| (id.clone(), entry.clone())).collect()
     }
 
     /// Returns the changes of the counts.
@@ -158,6 +161,21 @@ impl Entry {
         let mut state = sync::lock(&self.state);
         state.is_posted = !state.is_withdrawn;
         state.is_posted
+    }
+
+    /// Returns true for a request of a revision without sessions.
+    pub(super) fn is_modern(&self) -> bool {
+        self.kind.is_modern
+    }
+
+    /// Keeps the key of the call.
+    pub(super) fn set_key(&self, key: CallKey) -> &CallKey {
+        self.key.get_or_init(|| key)
+    }
+
+    /// Returns the key of the call, or `None` for a request without one.
+    pub(super) fn key(&self) -> Option<&CallKey> {
+        self.key.get()
     }
 
     /// Resolves once the request was withdrawn.

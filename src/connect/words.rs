@@ -32,6 +32,11 @@ pub(super) fn refusal(
     failure.to_message_with(Some(id), subject, Details { text: &text, members }).into()
 }
 
+/// Returns true unless an error says that its request has not run.
+pub(super) fn may_have_run(message: &[u8]) -> bool {
+    jsonrpc::member(message, &["error", "data", "mayHaveRun"]) != Some("false")
+}
+
 /// Returns the code of a proxy's error, or `None` for any other message. The proxy is this one, or
 /// a `serve` before the server.
 pub(super) fn own_code(message: &[u8]) -> Option<ErrorCode> {

@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame};
 
 use super::beats::{BeatTimes, Beats};
@@ -20,14 +21,17 @@ use super::receipts::{Receipt, Receipts};
 use crate::body::BoxError;
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, NextMessage};
+use crate::protocol::headers::names;
 use crate::protocol::ids::Seq;
+use crate::protocol::stream::{Outcome, Phase};
 
 /// Marks a response whose body is [`Messages`].
 #[derive(Clone, Copy, Debug)]
 pub struct MessageFrames;
 
-/// Body that follows a stream, one message for each frame. It ends with the stream. A reader that
-/// drops it has left.
+/// Body that follows a stream, one message for each frame. It ends with the stream. If the error at
+/// the end is this process's own, trailers with `Mcp-Resume-Failure` follow it at once. A reader
+/// that drops the body has left.
 pub struct Messages {
     attachment: Attachment,
     receipt: Option<Receipt>,
@@ -40,6 +44,8 @@ pub struct Messages {
     due: VecDeque<Vec<u8>>,
     alarm: Alarm,
     has_ended: bool,
+    /// Trailers behind the end.
+    trailers: Option<HeaderMap>,
 }
 
 impl Messages {
@@ -58,7 +64,7 @@ impl Messages {
         let mut alarm = Alarm::new();
         alarm.set(beats.as_ref().map(Beats::look_at));
         let (receipt, due) = (Some(receipt), VecDeque::new());
-        Self { attachment, receipt, receipts, metrics, cursor, beats, due, alarm, has_ended: false }
+        Self { attachment, receipt, receipts, metrics, cursor, beats, due, alarm, has_ended: false, trailers: None }
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BoxError>>> {
@@ -74,6 +80,7 @@ impl Messages {
                 }
                 Poll::Ready(NextMessage::Ended) => {
                     self.has_ended = true;
+                    self.trailers = self.failed_here();
                     if let Some(receipt) = self.receipt.take() {
                         receipt.ended(&self.attachment, &self.receipts);
                     }
@@ -100,6 +107,13 @@ impl Messages {
         }
     }
 
+    /// Returns the trailers of a stream that this process ended with an error.
+    fn failed_here(&self) -> Option<HeaderMap> {
+        let phase = self.attachment.stream().with_machine(|machine| machine.lifecycle().phase());
+        let is_own = matches!(phase, Phase::Sealed { outcome: Outcome::Failed | Outcome::Expired, .. });
+        is_own.then(|| HeaderMap::from_iter([(names::MCP_RESUME_FAILURE, HeaderValue::from_static("own"))]))
+    }
+
     /// Looks for progress that is due.
     fn look(&mut self) {
         let due = self.beats.as_mut().and_then(|beats| beats.look(&self.attachment, self.cursor, clock::now()));
@@ -119,14 +133,16 @@ impl Body for Messages {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.has_ended {
-            return Poll::Ready(None);
+        if !self.has_ended
+            && let Some(next) = ready!(self.poll_next(cx))
+        {
+            return Poll::Ready(Some(next.map(Frame::data)));
         }
-        self.poll_next(cx).map(|next| next.map(|message| message.map(Frame::data)))
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.has_ended
+        self.has_ended && self.trailers.is_none()
     }
 }
 

@@ -12,6 +12,7 @@ mod arguments;
 mod cuts;
 mod ends;
 mod host;
+mod keys;
 mod opening;
 mod order;
 mod path;

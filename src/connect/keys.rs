@@ -1,0 +1,42 @@
+//! Keys of calls at a `serve`, which joins a call that is sent again (`protocol/promise.rs`).
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+
+use crate::protocol::headers::names;
+use crate::protocol::promise::{Promise, hold_value};
+use crate::random;
+
+/// Key of one call, and the promise that holds for it.
+pub(super) struct CallKey {
+    pub(super) value: HeaderValue,
+    /// Revision of the call, if it is one without sessions.
+    pub(super) revision: Option<Box<str>>,
+    epoch: HeaderValue,
+    /// Time for which the call is joined.
+    pub(super) hold: Duration,
+}
+
+impl CallKey {
+    /// Returns a new key under this promise, for a call of a revision without sessions, or of another.
+    pub(super) fn new(promise: Promise, revision: Option<Box<str>>) -> Self {
+        let key = format!("{:032x}", u128::from_be_bytes(random::bytes()));
+        let text = |text: String| HeaderValue::try_from(text).expect("visible ASCII");
+        Self { value: text(key), revision, epoch: text(promise.epoch), hold: promise.hold }
+    }
+
+    /// Returns the headers of the call, or of its repetition. A call of a revision without sessions
+    /// is kept for `max_wait`, since the end of its connection is a cancel otherwise.
+    pub(super) fn headers(&self, max_wait: Duration, is_repetition: bool) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(names::IDEMPOTENCY_KEY, self.value.clone());
+        if self.revision.is_some() {
+            headers.insert(names::MCP_RESUME_HOLD, hold_value(max_wait));
+        }
+        if is_repetition {
+            headers.insert(names::MCP_RESUME_EPOCH, self.epoch.clone());
+        }
+        headers
+    }
+}
