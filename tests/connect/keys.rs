@@ -36,7 +36,7 @@ async fn a_call_that_broke_before_an_id_is_sent_again_with_its_key() {
     host.say(&call(1)).await;
     let first = upstream.expect("tools/call").await;
     let key = first.header("idempotency-key").expect("a key").to_owned();
-    assert_eq!((first.header("mcp-resume-epoch"), first.header("mcp-resume-hold")), (None, None));
+    assert_eq!((first.header("mcp-resume-epoch"), first.header("mcp-resume-hold")), (None, Some("600")));
     let body = first.body.clone();
     first.reset().await;
     // Before the head, in the head, and before the first event.
@@ -251,4 +251,55 @@ async fn a_serve_that_was_killed_in_a_call_runs_it_no_second_time() {
         assert_ne!(upstream.next().await.rpc_method(), "tools/call");
     }
     drop((ran, stream));
+}
+
+#[tokio::test]
+async fn a_call_that_is_translated_relies_on_no_promise() {
+    let mut upstream = Upstream::start().await;
+    let headers = vec!["Authorization: Bearer b".to_owned()];
+    let mut host = Host::start(Options { headers, ..options(&upstream.url()) });
+    host.say(&initialize(V2025_11)).await;
+    host.say(&initialized()).await;
+    host.say(&call(1)).await;
+    let (mut streams, mut calls) = (Vec::new(), 0);
+    let serving = async {
+        loop {
+            let call = upstream.next().await;
+            let id = call.json_body()["id"].clone();
+            match &*call.rpc_method() {
+                "initialize" => {
+                    let data = json!({"supported": [V2026]});
+                    let error = json!({"code": -32022, "message": "Unsupported protocol version", "data": data});
+                    let refusal = json!({"jsonrpc": "2.0", "id": 0, "error": error});
+                    call.json_with(400, PROMISE, refusal.to_string()).await;
+                }
+                "server/discover" => {
+                    let result =
+                        json!({"resultType": "complete", "supportedVersions": [V2026], "capabilities": {"tools": {}}});
+                    let found = json!({"jsonrpc": "2.0", "id": id, "result": result});
+                    call.json_with(200, PROMISE, found.to_string()).await;
+                }
+                "tools/list" => {
+                    let result = json!({"resultType": "complete", "tools": []});
+                    call.json_with(200, PROMISE, json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string())
+                        .await;
+                }
+                "tools/call" => {
+                    for name in ["idempotency-key", "mcp-resume-hold", "mcp-resume-epoch"] {
+                        assert_eq!(call.header(name), None, "{name}");
+                    }
+                    calls += 1;
+                    call.reset().await;
+                }
+                _ => streams.push(call.sse_with(PROMISE).await),
+            }
+        }
+    };
+    let mut answers = Vec::new();
+    tokio::select! {
+        () = serving => {}
+        () = async { for _ in 0..2 { answers.push(host.hear().await); } } => {}
+    }
+    assert!(error_of(&answers[1]).ends_with(WARNING), "{answers:?}");
+    assert_eq!(calls, 1);
 }

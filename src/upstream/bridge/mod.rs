@@ -80,7 +80,7 @@ impl Bridge {
     /// proof.
     pub(super) async fn send(&self, server: &Server, template: &Template, sent: Option<&Sent>) -> Option<Exchanged> {
         if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
-            return Some(legacy.send(server, template, sent).await);
+            return Some(unpromised(legacy.send(server, template, sent).await));
         }
         // The requests of a translation would have no proof.
         if template.has_proof() && !server.has_channels() {
@@ -91,7 +91,7 @@ impl Bridge {
             // it.
             let translated = self.modern_clients.send(server, template, sent).await;
             let unreachable = || Err(Failure::before_run(ErrorCode::Unreachable).into());
-            return Some(translated.map_or_else(unreachable, |translated| translated.exchanged));
+            return Some(translated.map_or_else(unreachable, |translated| unpromised(translated.exchanged)));
         }
         let is_wanted = self.mode == config::ModernClients::Always || tasks::declares(template.body());
         if !is_modern(template) || !is_wanted {
@@ -101,7 +101,7 @@ impl Bridge {
             let Translated { exchanged, is_unopened } = self.modern_clients.send(server, template, sent).await?;
             // The request has not run. A replacement of the server may speak the client's revision.
             let is_replaced = is_unopened && self.era.has_changed(template, Era::Legacy).await;
-            return Some(exchanged).filter(|_| !is_replaced);
+            return Some(unpromised(exchanged)).filter(|_| !is_replaced);
         }
         let response = match server.exchange(template, sent).await {
             Ok(response) => response,
@@ -113,7 +113,7 @@ impl Bridge {
             return Some(Ok(response));
         }
         let translated = self.modern_clients.send(server, template, sent).await;
-        Some(translated.map_or(Ok(response), |translated| translated.exchanged))
+        Some(translated.map_or(Ok(response), |translated| unpromised(translated.exchanged)))
     }
 
     /// Returns true if requests may have to be translated now.
@@ -186,7 +186,7 @@ impl Bridge {
         if self.keeps_session_of(template) {
             // The server of this session was replaced, and the bridge had opened it again before a
             // restart.
-            return legacy.send(server, template, None).await;
+            return unpromised(legacy.send(server, template, None).await);
         }
         if is_modern(template) {
             return Ok(response);
@@ -200,7 +200,7 @@ impl Bridge {
         if !is_error || !self.era.is_or_has_become(template, Era::Modern).await {
             return Ok(response);
         }
-        legacy.open(template, &id).await
+        unpromised(legacy.open(template, &id).await)
     }
 
     /// Replaces the refusal of a session whose server was replaced by a server of the later
@@ -233,6 +233,15 @@ impl Bridge {
 }
 
 /// Returns true for a request of a revision without sessions, by its header or its `_meta`.
+/// Returns a translated response without the server's promise to join requests that are sent again:
+/// a translated request has no key.
+fn unpromised(mut exchanged: Exchanged) -> Exchanged {
+    if let Ok(response) = &mut exchanged {
+        response.headers_mut().remove(headers::names::MCP_RESUME);
+    }
+    exchanged
+}
+
 fn is_modern(template: &Template) -> bool {
     let is_modern = |text: &str| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
     let header = template.lines().get(&names::MCP_PROTOCOL_VERSION).and_then(|header| std::str::from_utf8(header).ok());

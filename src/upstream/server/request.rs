@@ -168,6 +168,8 @@ impl Template {
     pub fn own_headers(&self) -> HeaderMap {
         let mut headers = self.lines.to_map();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
+        headers.remove(headers::names::MCP_RESUME_EPOCH);
+        headers.remove(headers::names::MCP_RESUME_HOLD);
         headers.remove(headers::names::DPOP);
         headers.remove(headers::names::MCP_METHOD);
         headers.remove(headers::names::MCP_NAME);

@@ -166,6 +166,8 @@ fn own_headers(head: Option<&Lines>) -> HeaderMap {
         names::MCP_SESSION_ID,
         names::LAST_EVENT_ID,
         names::IDEMPOTENCY_KEY,
+        names::MCP_RESUME_EPOCH,
+        names::MCP_RESUME_HOLD,
         names::MCP_METHOD,
         names::MCP_NAME,
         ORIGIN,
