@@ -26,14 +26,13 @@ impl CallKey {
         Self { value: text(key), revision, epoch: text(promise.epoch), hold: promise.hold }
     }
 
-    /// Returns the headers of the call, or of its repetition. A call of a revision without sessions
-    /// is kept for `max_wait`, since the end of its connection is a cancel otherwise.
+    /// Returns the headers of the call, or of its repetition. The call is kept for `max_wait`: at a
+    /// revision without sessions the end of its connection is a cancel otherwise. At others the
+    /// header says that no rule for clients with the host's name is for this one.
     pub(super) fn headers(&self, max_wait: Duration, is_repetition: bool) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(names::IDEMPOTENCY_KEY, self.value.clone());
-        if self.revision.is_some() {
-            headers.insert(names::MCP_RESUME_HOLD, hold_value(max_wait));
-        }
+        headers.insert(names::MCP_RESUME_HOLD, hold_value(max_wait));
         if is_repetition {
             headers.insert(names::MCP_RESUME_EPOCH, self.epoch.clone());
         }

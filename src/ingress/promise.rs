@@ -87,6 +87,12 @@ impl RequestContext {
     pub(super) fn is_sent_again(&self) -> bool {
         self.reliance.as_ref().is_some_and(|reliance| reliance.epoch.is_some())
     }
+
+    /// Returns true for a client that repairs its own connections: no rule for clients of its name
+    /// is for it.
+    pub(super) fn repairs_connections(&self) -> bool {
+        self.reliance.as_ref().is_some_and(|reliance| reliance.hold.is_some())
+    }
 }
 
 /// Admits a call, unless it is sent again and this proxy cannot know whether the first one ran.

@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+use mcp_resume::config::Config;
+use mcp_resume::protocol::client_names::ClientNames;
+
 use crate::retry::runs_anew;
 use crate::support::*;
 
@@ -154,4 +157,21 @@ async fn a_held_call_is_cancelled_by_its_key() {
     assert_eq!(cancel("Bearer b", "k-1").send(proxy.addr).await.status, 202);
     sse.closed().await;
     assert!(upstream.is_quiet(), "nothing is forwarded");
+}
+
+#[tokio::test]
+async fn rules_by_name_are_not_for_a_client_that_repairs_its_connections() {
+    let named = |c: &mut Config| c.delivery.graceful_for = ClientNames::of(&["raw"]);
+    let (mut upstream, proxy, session) = setup_with(named).await;
+    for (post, resume) in [(session.post(call(1)), session.resume("")), (known(modern(1)), known(modern_resume("")))] {
+        let request = keyed(post).with("Mcp-Resume-Hold", "60");
+        let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+        let place = EventId::of(response.prime().await.id());
+        response.reset();
+        settle(&proxy, &mut upstream).await;
+        let resume = resume.without("Last-Event-ID").resume_from(&place.at(0));
+        let mut resumed = resume.send(proxy.addr).await.sse();
+        sse.finish(result(1)).await;
+        assert_eq!(resumed.event().await.bytes(), result(1).as_bytes());
+    }
 }

@@ -222,6 +222,9 @@ fn policy(components: &Components, request: &CallRequest, settings: &config::Cal
 /// Returns true if the client counts broken connections, by its name: that of its session, or that
 /// of a request without one.
 fn counts_breaks(components: &Components, CallRequest { context, call, body, .. }: &CallRequest) -> bool {
+    if context.repairs_connections() {
+        return false;
+    }
     match call.era() {
         Era::Legacy => context.session.as_ref().is_some_and(|session| session.rules().counts_breaks),
         Era::Modern => named_rules::counts_breaks(components, body),
@@ -233,6 +236,7 @@ fn counts_breaks(components: &Components, CallRequest { context, call, body, .. 
 fn get_calls(CallRequest { context, call, accept, task, .. }: &CallRequest) -> Option<Arc<GetCalls>> {
     let calls = context.session.as_ref()?.get_calls()?;
     let may_go = call.era() == Era::Legacy && !call.is_opening() && accept.sse && task.is_none();
+    let may_go = may_go && !context.repairs_connections();
     may_go.then(|| calls.clone())
 }
 
