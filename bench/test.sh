@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks each event of short calls through the debug build of this tree, the memory that some thousands take, and a soak. A second soak must
-# fail: its streams are kept for its whole length, which has to be reported as growth. `test.sh [--all]`: the last line names what only
-# `--all` checks.
+# Checks each event of short calls through the debug build of this tree, the memory that some thousands take, calls of a host on stdio, and a
+# soak. A second soak must fail: its streams are kept for its whole length, which has to be reported as growth. `test.sh [--all]`: the last
+# line names what only `--all` checks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case $* in
@@ -57,8 +57,14 @@ check_growing() {
     echo "bench: growth is reported"
 }
 
+check_pipes() {
+    bench/pipes "${programs[@]}" --rounds 1 --calls 50 --paths direct,connect-program,connect,connect-serve >"$work/said" 2>&1 ||
+        { cat "$work/said"; die "calls through a host's pipe fail"; }
+}
+
 beside steady check_steady
 beside growing check_growing
 beside short_calls check_short_calls
+beside pipes check_pipes
 all_ended
 [ -n "$all" ] || echo "bench: only with --all: a soak of 75 s, more calls for their memory, and calls of one event at concurrency 64"
