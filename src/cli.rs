@@ -41,9 +41,9 @@ Exit codes:
   1  failed while running    2  wrong configuration, or built without the feature `balancer`";
 
 const CHECK_NOTES: &str = "\
-With --upstream the server is asked what it is: `initialize` at each revision, `server/discover`,
+With a URL the server is asked what it is: `initialize` at each revision, `server/discover`,
 `ping`, `tools/list`, GETs of its streams and OAuth documents; nothing else. Sessions that this
-opens are left to expire, unless --end-session is given. Without --upstream no connection is made.
+opens are left to expire, unless --end-session is given. Without one no connection is made.
 
 A server that keeps sessions may ping their clients, and end sessions that are silent. One session is
 watched for that, for five seconds or the time of --watch: pings are answered until two have come, a
@@ -56,7 +56,7 @@ that is safe to run three times, takes some seconds, and sends the same messages
 
 Examples:
   mcp-resume check --config mcp-resume.toml
-  mcp-resume check --upstream http://127.0.0.1:3000/mcp
+  mcp-resume check http://127.0.0.1:3000/mcp
   mcp-resume check -- npx -y @modelcontextprotocol/server-filesystem /data
   mcp-resume check --upstream http://127.0.0.1:3000/mcp --header \"Authorization: Bearer $TOKEN\" --json
 
@@ -67,7 +67,13 @@ Exit codes:
 const CONNECT_NOTES: &str = "\
 A host starts this as its server on stdio, in place of mcp-remote or of the server itself. Calls outlive
 cut connections and restarts of the server. Give each header as one argument; values can be
-variables: 'X-Key: ${NAME}', or env:NAME and file:PATH as the whole value.
+variables: 'X-Key: ${NAME}', or env:NAME and file:PATH as the whole value. The options of mcp-remote
+are accepted under their own names; docs/connect.md says what each does.
+
+Configuration:
+  Each key of [connect] is an option here: --wait-secs is wait_secs. A value comes from, in this order:
+  an option, the environment (MCP_RESUME_CONNECT__WAIT_SECS), --config, the file
+  $HOME/.config/mcp-resume/connect.toml, the default. Other sections are those of `serve`.
 
 Examples:
   mcp-resume connect https://mcp.example.com/mcp
@@ -218,8 +224,11 @@ pub(crate) struct Check {
     /// The configuration file (TOML), read with the environment as `serve` reads it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// The same as --upstream.
+    #[arg(value_name = "URL", groups = ["server", "endpoint"])]
+    pub(crate) url: Option<String>,
     /// The MCP server to probe; without a path, not even `/`, /mcp is meant.
-    #[arg(long, value_name = "URL", group = "server")]
+    #[arg(long, value_name = "URL", groups = ["server", "endpoint"])]
     pub(crate) upstream: Option<String>,
     /// An MCP server on HTTP+SSE to probe, in place of --upstream; without a path /sse is meant.
     #[arg(long, value_name = "URL", group = "server")]
@@ -240,7 +249,7 @@ pub(crate) struct Check {
     pub(crate) watch: Option<u64>,
     /// End the sessions that are opened, with DELETE; a server with one session for its whole
     /// process opens none after that.
-    #[arg(long, requires = "upstream")]
+    #[arg(long, requires = "endpoint")]
     pub(crate) end_session: bool,
     /// Write JSON, for programs.
     #[arg(long)]
@@ -258,6 +267,9 @@ pub(crate) struct Connect {
     /// A header for every request, as 'Name: value'; may be repeated.
     #[arg(long, value_name = "NAME: VALUE", allow_hyphen_values = true)]
     header: Vec<String>,
+    /// A file with a header in each line, as in --header; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    header_file: Vec<PathBuf>,
     /// Bearer token for every request, as env:NAME or file:PATH.
     #[arg(long, value_name = "SOURCE")]
     bearer: Option<String>,
@@ -274,16 +286,60 @@ pub(crate) struct Connect {
     /// A tool that the host does not see, with * for any part of its name; may be repeated.
     #[arg(long, value_name = "NAME")]
     ignore_tool: Vec<String>,
-    /// Options of mcp-remote without need here.
+    /// Longest wait of a request for a server that is not reachable, in seconds [default: 50].
+    #[arg(long, value_name = "SECS")]
+    wait_secs: Option<String>,
+    /// Longest repair of a request that was sent, in seconds from its last event [default: 600].
+    #[arg(long, value_name = "SECS")]
+    max_wait_secs: Option<String>,
+    /// Calls of tools that are sent again after a break: read_only, or never [default: read_only].
+    #[arg(long, value_name = "CALLS")]
+    repeat: Option<String>,
+    /// Remember handshake and lists for a start without the server: true or false [default: true].
+    #[arg(long, value_name = "BOOL")]
+    remember: Option<String>,
+    /// A host that waits for its first lists for seconds only, by its name; may be repeated, and
+    /// replaces the list of the configuration.
+    #[arg(long, value_name = "HOST")]
+    impatient: Vec<String>,
+    /// A configuration file (TOML), which overrides connect.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Log details to stderr and to a file, without secrets.
+    #[arg(long)]
+    pub(crate) debug: bool,
+    #[command(flatten)]
+    remote: Remote,
+    /// An MCP server on stdio in place of a URL, with its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Options of mcp-remote that mean nothing here, or nothing yet.
+#[derive(Args)]
+struct Remote {
     #[arg(long, hide = true)]
     enable_proxy: bool,
     #[arg(long, hide = true)]
     keep_alive: bool,
     #[arg(long, hide = true)]
     silent: bool,
-    /// An MCP server on stdio in place of a URL, with its arguments.
-    #[arg(last = true, value_name = "COMMAND")]
-    command: Vec<String>,
+    #[arg(long, hide = true)]
+    device_code: bool,
+    #[arg(long, hide = true)]
+    use_id_token: bool,
+    #[arg(long, hide = true)]
+    host: Option<String>,
+    #[arg(long, hide = true)]
+    auth_timeout: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    resource: Option<String>,
+    #[arg(long, hide = true)]
+    disable_resource_parameter: bool,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    static_oauth_client_info: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    static_oauth_client_metadata: Option<String>,
 }
 
 /// A running process.
@@ -321,11 +377,55 @@ pub(crate) struct Demo {
 }
 
 impl Connect {
-    pub(crate) fn into_options(self) -> connect::Options {
-        let Connect { positional, header: headers, bearer, transport, allow_http, bridge, ignore_tool, .. } = self;
-        let (command, ignored_tools, memory) = (self.command, ignore_tool, connect::memory_folder());
-        connect::Options { positional, command, headers, bearer, transport, allow_http, bridge, ignored_tools, memory }
+    /// Returns the options with the places of the user's files, and the variables of the environment.
+    pub(crate) fn into_options(self, variables: impl Iterator<Item = (String, String)>) -> connect::Options {
+        let (refused, without_effect) = (self.remote.refused(), self.remote.without_effect());
+        connect::Options {
+            positional: self.positional,
+            command: self.command,
+            headers: self.header,
+            header_files: self.header_file,
+            bearer: self.bearer,
+            transport: self.transport,
+            allow_http: self.allow_http,
+            bridge: self.bridge,
+            ignored_tools: self.ignore_tool,
+            memory: connect::memory_folder(),
+            config: self.config,
+            own_config: connect::config_file(),
+            variables: variables.filter(|(name, _)| name.starts_with("MCP_RESUME_")).collect(),
+            wait_secs: self.wait_secs,
+            max_wait_secs: self.max_wait_secs,
+            repeat: self.repeat,
+            remember: self.remember,
+            impatient: self.impatient,
+            refused,
+            without_effect,
+        }
     }
+}
+
+impl Remote {
+    /// Returns the names of given options that would change who signs in.
+    fn refused(&self) -> Vec<&'static str> {
+        given(&[("--device-code", self.device_code), ("--use-id-token", self.use_id_token)])
+    }
+
+    /// Returns the names of given options about a sign-in.
+    fn without_effect(&self) -> Vec<&'static str> {
+        given(&[
+            ("--host", self.host.is_some()),
+            ("--auth-timeout", self.auth_timeout.is_some()),
+            ("--resource", self.resource.is_some()),
+            ("--disable-resource-parameter", self.disable_resource_parameter),
+            ("--static-oauth-client-info", self.static_oauth_client_info.is_some()),
+            ("--static-oauth-client-metadata", self.static_oauth_client_metadata.is_some()),
+        ])
+    }
+}
+
+fn given(options: &[(&'static str, bool)]) -> Vec<&'static str> {
+    options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect()
 }
 
 impl Serve {
@@ -343,6 +443,22 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_mcp_remote_are_accepted() {
+        let line = "x connect https://a.example/mcp 3334 --header X-Key:${K} --host 127.0.0.1 --allow-http --debug --silent \
+                    --enable-proxy --keep-alive --transport http-first --ignore-tool delete* --auth-timeout 60 \
+                    --resource https://b.example/ --disable-resource-parameter --static-oauth-client-info @f \
+                    --static-oauth-client-metadata {} --device-code";
+        let parsed =
+            Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string()).expect("a command line");
+        let Command::Connect(connect) = parsed.command else { panic!("not connect") };
+        assert!(connect.debug);
+        let options = connect.into_options(std::iter::empty());
+        assert_eq!(options.positional, ["https://a.example/mcp", "3334"]);
+        assert_eq!(options.refused, ["--device-code"]);
+        assert_eq!(options.without_effect.len(), 6, "{:?}", options.without_effect);
     }
 
     #[test]

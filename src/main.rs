@@ -37,6 +37,10 @@ const WRONG_CONFIGURATION: u8 = 2;
 /// Levels of the log of `connect`: hosts show stderr as errors. A program's own lines are passed
 /// on.
 const CONNECT_LOG: &str = "warn,mcp_resume_child::stderr=debug,mcp_resume::program=debug";
+/// Levels with `--debug`. Libraries stay silent: they log headers.
+const CONNECT_DEBUG_LOG: &str = "warn,mcp_resume=debug";
+/// Size from which the file of `--debug` is begun anew.
+const DEBUG_FILE_MAX: u64 = 16 * 1024 * 1024;
 
 fn main() -> ExitCode {
     #[cfg(unix)]
@@ -89,15 +93,16 @@ fn main() -> ExitCode {
 
 /// Serves one host on stdio. Wrong arguments are the answer to the host, which shows nothing else.
 fn connect_role() -> ExitCode {
-    let options = match Cli::try_parse() {
-        Ok(Cli { command: Command::Connect(options) }) => Ok(options.into_options()),
+    let parsed = match Cli::try_parse() {
+        Ok(Cli { command: Command::Connect(options) }) => Ok((options.debug, options.into_options(environment()))),
         Ok(_) => Err("the arguments are of another command".to_owned()),
         Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => Err(wrong_arguments(&error)),
     };
     if io::stdin().is_terminal() {
-        match &options {
-            Ok(_) => eprintln!("mcp-resume connect is for hosts: it reads messages on stdin"),
+        let checked = parsed.as_ref().map_err(String::clone).and_then(|(_, options)| connect::check(options));
+        match checked {
+            Ok(()) => eprintln!("mcp-resume connect is for hosts: it reads messages on stdin"),
             Err(problem) => return fail(WRONG_CONFIGURATION, problem),
         }
     }
@@ -107,14 +112,9 @@ fn connect_role() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
-        match options {
-            Ok(options) => {
-                let _log = Output::start(&Log {
-                    format: LogFormat::Text,
-                    level: CONNECT_LOG.to_owned(),
-                    stderr_on_failure: true,
-                })
-                .map_err(|error| error.to_string())?;
+        match parsed {
+            Ok((is_debug, options)) => {
+                let _log = connect_log(is_debug).map_err(|error| error.to_string())?;
                 let ended = connect::serve(&options, input, output, connect::stop_signal()).await;
                 ended.map_err(|error| error.to_string())
             }
@@ -130,6 +130,41 @@ fn connect_role() -> ExitCode {
         Ok(connect::Ended::InOrder) => ExitCode::SUCCESS,
         Ok(connect::Ended::Refused) => ExitCode::from(WRONG_CONFIGURATION),
         Err(error) => fail(FAILED, error),
+    }
+}
+
+/// Starts the log of `connect`: stderr, and a file beside it with `--debug`.
+fn connect_log(is_debug: bool) -> io::Result<Output> {
+    let level = if is_debug { CONNECT_DEBUG_LOG } else { CONNECT_LOG };
+    let log = Log { format: LogFormat::Text, level: level.to_owned(), stderr_on_failure: true };
+    if !is_debug {
+        return Output::start(&log);
+    }
+    let file = connect::debug_file(DEBUG_FILE_MAX);
+    let path = file.as_ref().map(|(path, _)| path.clone());
+    let output = Output::start_with(&log, Both(file.map(|(_, file)| file), io::stderr()))?;
+    if let Some(path) = path {
+        info!(version = env!("CARGO_PKG_VERSION"), file = %path.display(), "logging details");
+    }
+    Ok(output)
+}
+
+/// A file, and stderr after it.
+struct Both(Option<fs::File>, io::Stderr);
+
+impl Write for Both {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A full disk takes nothing from stderr.
+        let _ = self.0.as_mut().map(|file| file.write_all(bytes));
+        self.1.write_all(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.1.flush()
     }
 }
 
@@ -320,7 +355,9 @@ fn workers() -> usize {
 
 /// Prints a summary of the configuration, or the report on a server if one is given.
 fn check(options: Check) -> ExitCode {
-    let Check { config, upstream, upstream_sse, header, tool, arguments, watch, end_session, json, command } = options;
+    let Check { config, url, upstream, upstream_sse, header, tool, arguments, watch, end_session, json, command } =
+        options;
+    let upstream = upstream.or(url);
     let has_server = upstream.is_some() || upstream_sse.is_some() || !command.is_empty();
     let flags = Flags { upstream, upstream_sse, command, ..Flags::default() };
     let wrong_flag = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
@@ -451,7 +488,12 @@ struct Output {
 
 impl Output {
     fn start(log: &Log) -> io::Result<Self> {
-        let output = Self { log: Lines::to(io::stderr())?, stdout: Lines::to(io::stdout())? };
+        Self::start_with(log, io::stderr())
+    }
+
+    /// Starts the outputs with another place for the log.
+    fn start_with(log: &Log, place: impl Write + Send + 'static) -> io::Result<Self> {
+        let output = Self { log: Lines::to(place)?, stdout: Lines::to(io::stdout())? };
         // The configuration has validated the level.
         let lines = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(quiet(&log.level)))

@@ -11,6 +11,7 @@ use http::header::{AUTHORIZATION, COOKIE};
 use super::balance::{Balance, Balancing, balance};
 use super::bridge::bridge;
 use super::command::{Command, Variable};
+use super::connect::{Connect, Connecting, connect};
 use super::otel::otel;
 use super::problem::Problem;
 use super::public_url::{public_url, refuse_credentials_beside, refuse_unchecked_metadata, with_public_host};
@@ -71,10 +72,19 @@ pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     Ok(Balancing { listen, balance, auth, limits, admin, log })
 }
 
+/// Builds the configuration of `connect`, whose server is on the command line.
+pub(super) fn connecting(raw: RawConfig) -> Result<Connecting, Problems> {
+    let mut reader = Reader::new(raw);
+    let Sections { config: core, connect, .. } = sections(&mut reader);
+    Problems::check(reader.finish())?;
+    Ok(Connecting { core, connect })
+}
+
 /// All sections. A bad value is replaced by its default, and a missing upstream by another one.
 struct Sections {
     config: Config,
     balance: Balance,
+    connect: Connect,
     has_upstream: bool,
 }
 
@@ -130,6 +140,7 @@ fn sections(reader: &mut Reader) -> Sections {
     let tasks = tasks(reader).map(Arc::new);
     let bridge = bridge(reader);
     let balance = balance(reader);
+    let connect = connect(reader);
     let otel = otel(reader).map(Box::new);
     let log = log(&mut reader.section("log"));
     let config = Config {
@@ -150,7 +161,7 @@ fn sections(reader: &mut Reader) -> Sections {
         otel,
         log,
     };
-    Sections { config, balance, has_upstream }
+    Sections { config, balance, connect, has_upstream }
 }
 
 /// Returns the headers that distinguish callers.

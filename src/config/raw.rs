@@ -9,10 +9,13 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::connect::{self, ConnectFlags};
 use super::flags::Flags;
 use super::problem::{Origin, Problem};
 
 const PREFIX: &str = "MCP_RESUME_";
+/// Variable of the folder with the files of `connect`, behind the prefix. It is no key.
+const HOME: &str = "HOME";
 /// Section of the file with a section for each tool.
 pub(super) const TOOLS: &str = "tools";
 /// Sections inside another section, as in `[listen.tls]`.
@@ -61,20 +64,26 @@ impl RawConfig {
         env: impl IntoIterator<Item = (String, String)>,
         flags: Flags,
     ) -> Self {
-        let mut raw = Self::default();
-        if let Some((name, text)) = file {
-            raw.add_file(name, text);
-        }
+        let mut raw = Self::of_files(file);
         raw.add_environment(env);
         raw.add_flags(flags);
+        raw
+    }
+
+    /// Gathers the values of files, by their names and texts, from the weakest to the strongest.
+    pub(super) fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut raw = Self::default();
+        for (name, text) in files {
+            raw.add_file(name, text);
+        }
         raw
     }
 
     pub(super) fn add_file(&mut self, name: &str, text: &str) {
         let file = File { name, text };
         let (root, errors) = DeTable::parse_recoverable(text);
-        self.is_unreadable = !errors.is_empty();
-        if self.is_unreadable {
+        if !errors.is_empty() {
+            self.is_unreadable = true;
             // The error's own display quotes the line, which may hold a secret.
             self.problems.extend(errors.iter().map(|error| Problem {
                 origin: file.origin(error.span()),
@@ -97,14 +106,14 @@ impl RawConfig {
         }
     }
 
-    fn add_environment(&mut self, env: impl IntoIterator<Item = (String, String)>) {
+    pub(super) fn add_environment(&mut self, env: impl IntoIterator<Item = (String, String)>) {
         for (name, value) in env {
             let Some(rest) = name.strip_prefix(PREFIX) else {
                 continue;
             };
             let is_upper = !rest.contains(|c: char| c.is_ascii_lowercase());
             let text = match rest.split_once("__") {
-                None if is_service_link(rest) => continue,
+                None if rest == HOME || is_service_link(rest) => continue,
                 Some(("TOOLS", _)) => "tools are configured in the file only",
                 Some((section, key)) if is_upper => {
                     let (mut section, mut key) = (section.to_ascii_lowercase(), key.to_ascii_lowercase());
@@ -123,7 +132,7 @@ impl RawConfig {
         }
     }
 
-    fn add_flags(&mut self, flags: Flags) {
+    pub(super) fn add_flags(&mut self, flags: Flags) {
         let Flags { upstream, listen, admin, store, upstream_sse, command } = flags;
         if !command.is_empty() {
             self.insert("upstream", "command", Origin::Flag("--"), Value::List(command));
@@ -149,6 +158,27 @@ impl RawConfig {
         }
     }
 
+    /// Adds the values of the command line of `connect`.
+    pub(super) fn add_connect_flags(&mut self, flags: ConnectFlags) {
+        let ConnectFlags { headers, wait_secs, max_wait_secs, repeat, remember, impatient } = flags;
+        if !headers.is_empty() {
+            self.insert("upstream", "headers", Origin::Flag("--header"), Value::Table(headers));
+        }
+        if !impatient.is_empty() {
+            self.insert(connect::SECTION, "impatient", Origin::Flag("--impatient"), Value::List(impatient));
+        }
+        for (flag, key, value) in [
+            ("--wait-secs", "wait_secs", wait_secs),
+            ("--max-wait-secs", "max_wait_secs", max_wait_secs),
+            ("--repeat", "repeat", repeat),
+            ("--remember", "remember", remember),
+        ] {
+            if let Some(value) = value {
+                self.insert(connect::SECTION, key, Origin::Flag(flag), Value::Untyped(value));
+            }
+        }
+    }
+
     /// Adds the replicas of the command line.
     pub(super) fn add_replicas(&mut self, replicas: &[String]) {
         if !replicas.is_empty() {
@@ -166,7 +196,9 @@ impl RawConfig {
             let name = name.get_ref().as_ref();
             match value.get_ref() {
                 DeValue::Table(table) => {
-                    self.tools.push(name.to_owned());
+                    if !self.tools.iter().any(|known| known == name) {
+                        self.tools.push(name.to_owned());
+                    }
                     self.add_table(file, &tool_section(name), table);
                 }
                 _ => {

@@ -20,6 +20,7 @@ use super::words::{self, own_code};
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
+use crate::config::Repeat;
 use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::{self, response};
@@ -77,12 +78,13 @@ impl Pipe {
         let has_effects = !effects::are_absent(&request.body);
         let promise = self.far.promise().filter(|_| has_effects);
         let key = promise.map(|promise| entry.set_key(CallKey::new(promise, request.revision.clone())));
-        let until = clock::now() + key.map_or(self.settings.max_wait, |key| key.hold.min(self.settings.max_wait));
+        let until = clock::now()
+            + key.map_or(self.settings.connect.max_wait, |key| key.hold.min(self.settings.connect.max_wait));
         let mut pauses = PAUSES;
         let mut lost = None;
         let mut repeats = 0;
         loop {
-            let headers = key.map(|key| key.headers(self.settings.max_wait, repeats > 0));
+            let headers = key.map(|key| key.headers(self.settings.connect.max_wait, repeats > 0));
             let reply = self.far.post_request(request, headers.unwrap_or_default()).await;
             let Attempt::Failed { error, cause } = self.read_reply(request, reply, entry).await else { return None };
             let may_repeat = match cause {
@@ -111,7 +113,7 @@ impl Pipe {
         if effects::are_absent(&request.body) {
             return true;
         }
-        let is_call = &*request.method == "tools/call";
+        let is_call = &*request.method == "tools/call" && self.settings.connect.repeat == Repeat::ReadOnly;
         is_call && repeats == 0 && jsonrpc::tool_name(&request.body).is_some_and(|tool| self.tools.only_reads(&tool))
     }
 
@@ -124,7 +126,7 @@ impl Pipe {
                     return self.read_whole(request, body).await;
                 }
                 // Some servers send the response by the GET stream.
-                if tokio::time::timeout(self.settings.max_wait, entry.ended()).await.is_ok() {
+                if tokio::time::timeout(self.settings.connect.max_wait, entry.ended()).await.is_ok() {
                     return Attempt::Done;
                 }
                 gave_up(request, ErrorCode::UpstreamTimeout)

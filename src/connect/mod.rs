@@ -12,14 +12,15 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`memory`], [`pipe`], [`end`]), the way of a request ([`waiting`],
-//! [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`]) and the place of
-//! the credentials ([`credentials`]). Absent: resumption, revival, waiting for a server,
+//! [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`],
+//! [`headers`]) and the place of the credentials ([`credentials`]). Absent: resumption, revival, waiting for a server,
 //! translation, tasks; a sign-in.
 
 mod calls;
 mod credentials;
 mod end;
 mod far;
+mod headers;
 mod ignored;
 mod input;
 mod keys;
@@ -38,6 +39,7 @@ mod words;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tracing::warn;
 
 pub use self::credentials::Credentials;
 use self::credentials::OwnHeaders;
@@ -48,9 +50,9 @@ use self::input::Input;
 use self::memory::Memory;
 use self::output::Output;
 use self::pipe::{Pipe, Rules};
-pub use self::platform::{memory_folder, stop_signal};
+pub use self::platform::{config_file, debug_file, memory_folder, stop_signal};
 use self::settings::Settings;
-pub use self::settings::{Options, Problem};
+pub use self::settings::{Options, Problem, is_loopback};
 use crate::sidecar::{self, Local};
 
 /// End of a session with a host.
@@ -83,15 +85,19 @@ where
             return Ok(Ended::Refused);
         }
     };
-    let Settings { config, wait, max_wait, origin, credentials, server } = settings;
+    let Settings { config, connect, origin, credentials, server, memory, warnings } = settings;
+    for warning in warnings {
+        warn!("{warning}");
+    }
     let ignored = IgnoredTools::new(&options.ignored_tools);
+    let progress = config.delivery.progress.clone();
     let local = Local::start(config)?;
     let credentials = Arc::new(OwnHeaders { names: credentials });
     let (output, writing) = Output::new(output);
     let written = tokio::spawn(writing.run());
     let far = Far::new(local.client().clone(), credentials);
     let (pipe, notifications) =
-        Pipe::new(far, output, Rules { wait, max_wait, origin, ignored }, Memory::new(options.memory.clone(), server));
+        Pipe::new(far, output, Rules { connect, progress, origin, ignored }, Memory::new(memory, server));
     pipe.spawn(pipe.clone().post_notifications(notifications));
     let mut input = Input::new(input);
     let mut stop = std::pin::pin!(stop);
@@ -112,6 +118,14 @@ where
         let _ = written.await;
     }
     Ok(Ended::InOrder)
+}
+
+/// Checks the options as [`serve`] does, for a person at a terminal.
+///
+/// # Errors
+/// The first problem.
+pub fn check(options: &Options) -> Result<(), Problem> {
+    Settings::of(options).map(drop)
 }
 
 /// Answers each request with `problem` until the end of stdin: a host shows the answer to

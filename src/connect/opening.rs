@@ -58,11 +58,11 @@ impl Pipe {
             () = clock::sleep(ANSWER_WITHIN) => None,
         };
         match in_time {
-            Some(message) => self.respond(&request.id, message).await,
+            Some(message) => self.greet(&request.id, message).await,
             None => {
                 warn!("the far side is not there yet: its session is opened when it comes");
                 let remembered = record.result("initialize").map(|result| response::result(&request.id, result).into());
-                self.respond(&request.id, remembered.unwrap_or_else(|| pending_handshake(&request))).await;
+                self.greet(&request.id, remembered.unwrap_or_else(|| pending_handshake(&request))).await;
                 let message = reached.await;
                 if jsonrpc::error_in(&message).is_none() {
                     info!("the far side has come");

@@ -25,6 +25,7 @@ use super::tools::ReadOnlyTools;
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
+use crate::config::{Connect, ProgressBeats};
 use crate::protocol::jsonrpc::{self, Body, Message, RequestId, code, response};
 use crate::sync;
 
@@ -35,6 +36,8 @@ const NOTIFICATIONS: usize = 1024;
 const LISTEN_WAIT: Duration = Duration::from_millis(250);
 /// Time for all requests for lists together, if they come before the session is open.
 const LISTS_WAIT: Duration = Duration::from_secs(45);
+/// Time for them from the answer to `initialize`, if the host is impatient.
+const IMPATIENT_LISTS_WAIT: Duration = Duration::from_secs(4);
 /// Pauses before a message without a response, or the GET stream, is sent again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// Pauses of a server that does not open the GET stream now.
@@ -49,10 +52,10 @@ pub(super) const LIST_CHANGES: [(&[&str], &str); 3] = [
 
 /// Rules of the pipe.
 pub(super) struct Rules {
-    /// Longest wait of a request for the session.
-    pub(super) wait: Duration,
-    /// Longest time for the repair of a request that was sent.
-    pub(super) max_wait: Duration,
+    /// The user's settings.
+    pub(super) connect: Connect,
+    /// Progress for callers that wait, or `None` if it is off.
+    pub(super) progress: Option<ProgressBeats>,
     /// Origin of the far side, for errors.
     pub(super) origin: String,
     /// Tools that the user hides.
@@ -71,6 +74,10 @@ pub(super) struct Pipe {
     record: Mutex<Option<Arc<Record>>>,
     /// Changes of lists of our own making, until no call of a tool runs.
     held: Mutex<Vec<Bytes>>,
+    /// Name of the host, once it has named itself.
+    host: OnceLock<String>,
+    /// Time of the answer to `initialize`.
+    greeted: OnceLock<Instant>,
     /// Time until which lists wait for the session.
     lists_until: OnceLock<Instant>,
     notifications: mpsc::Sender<Bytes>,
@@ -90,6 +97,8 @@ impl Pipe {
             memory,
             record: Mutex::default(),
             held: Mutex::default(),
+            host: OnceLock::new(),
+            greeted: OnceLock::new(),
             lists_until: OnceLock::new(),
             notifications,
             tasks: Mutex::default(),
@@ -101,6 +110,7 @@ impl Pipe {
     pub(super) fn remember(&self, initialize: &[u8]) -> Arc<Record> {
         let record = Arc::new(self.memory.record(initialize));
         *sync::lock(&self.record) = Some(record.clone());
+        let _ = self.host.set(jsonrpc::client_name(initialize).unwrap_or_default());
         record
     }
 
@@ -137,8 +147,24 @@ impl Pipe {
         tasks.shutdown().await;
     }
 
-    /// Returns the time until which lists wait for the session: it is counted from the first.
+    /// Answers `initialize`.
+    pub(super) async fn greet(&self, id: &RequestId, message: Bytes) {
+        let _ = self.greeted.set(clock::now());
+        self.respond(id, message).await;
+    }
+
+    /// Returns the name of the host, or an empty text before it has named itself.
+    pub(super) fn host(&self) -> &str {
+        self.host.get().map_or("", String::as_str)
+    }
+
+    /// Returns the time until which lists wait for the session. It is counted from the first, and
+    /// for an impatient host from the answer to `initialize`.
     pub(super) fn lists_until(&self) -> Instant {
+        if self.settings.connect.impatient.has(self.host()) {
+            let greeted = self.greeted.get().copied().unwrap_or_else(clock::now);
+            return greeted + IMPATIENT_LISTS_WAIT;
+        }
         *self.lists_until.get_or_init(|| clock::now() + LISTS_WAIT)
     }
 
@@ -228,7 +254,7 @@ impl Pipe {
 
     async fn call_batch(&self, ids: Vec<RequestId>, body: Bytes) {
         let is_open = |state: &FarState| *state != FarState::Absent;
-        let _ = tokio::time::timeout(self.settings.wait, self.far.state().wait_for(is_open)).await;
+        let _ = tokio::time::timeout(self.settings.connect.wait, self.far.state().wait_for(is_open)).await;
         let reply = self.far.post_batch(body).await;
         let body = match reply {
             Reply::Whole { status, body, .. } if status.is_success() => body,
@@ -295,7 +321,7 @@ impl Pipe {
 
     /// Posts a message that has no response, until the far side has taken or refused it.
     async fn post_until_taken(&self, body: Bytes) {
-        let until = clock::now() + self.settings.max_wait;
+        let until = clock::now() + self.settings.connect.max_wait;
         let mut pauses = PAUSES;
         loop {
             let (reply, _) = self.far.post(body.clone()).await;

@@ -3,17 +3,16 @@
 //! Keys of the configuration have the bounds and defaults of `serve`. Only settings that differ for
 //! a pipe are set here. Invariant: no problem quotes an argument, because hosts show it.
 
-use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{env, io};
 
-use http::header::{AUTHORIZATION, COOKIE};
-use http::{HeaderName, Uri};
-use toml::Table;
+use http::Uri;
 
-use crate::config::{Config, Flags, ModernClients, PrincipalSource};
+use super::headers::{has_visible_credential, headers, is_credential};
+use crate::config::{Config, Connect, ConnectFlags, Connecting, Flags, ModernClients, PrincipalSource, Store};
+use crate::protocol::client_names::ClientName;
 use crate::protocol::dialect::Declared;
-use crate::protocol::headers::names::X_API_KEY;
 use crate::protocol::origin;
 
 /// Options of `connect`, as they were given.
@@ -25,6 +24,8 @@ pub struct Options {
     pub command: Vec<String>,
     /// Headers as `Name: value`.
     pub headers: Vec<String>,
+    /// Files with a header in each line.
+    pub header_files: Vec<PathBuf>,
     /// Source of a bearer token.
     pub bearer: Option<String>,
     /// Transport of the server.
@@ -37,28 +38,57 @@ pub struct Options {
     pub ignored_tools: Vec<String>,
     /// Folder of the memory of servers, or `None` to remember nothing.
     pub memory: Option<PathBuf>,
+    /// File of the configuration. It must exist.
+    pub config: Option<PathBuf>,
+    /// The user's file of the configuration. It need not exist, and the other one overrides it.
+    pub own_config: Option<PathBuf>,
+    /// Variables of the environment with values of the configuration.
+    pub variables: Vec<(String, String)>,
+    /// Value in place of `connect.wait_secs`.
+    pub wait_secs: Option<String>,
+    /// Value in place of `connect.max_wait_secs`.
+    pub max_wait_secs: Option<String>,
+    /// Value in place of `connect.repeat`.
+    pub repeat: Option<String>,
+    /// Value in place of `connect.remember`.
+    pub remember: Option<String>,
+    /// Names in place of `connect.impatient`, or empty to leave that.
+    pub impatient: Vec<String>,
+    /// Options of mcp-remote that are given and would change who signs in.
+    pub refused: Vec<&'static str>,
+    /// Options of mcp-remote that are given, and have no effect yet.
+    pub without_effect: Vec<&'static str>,
 }
 
 /// A problem of the arguments, in words for the host.
 pub type Problem = String;
 
-const MIB: usize = 1024 * 1024;
-/// Times of a pipe.
-const WAIT: Duration = Duration::from_secs(50);
-const MAX_WAIT: Duration = Duration::from_secs(600);
-const PROGRESS_AFTER: Duration = Duration::from_secs(10);
+/// Defaults that differ from those of `serve`: there is one caller, whose results are as large as
+/// its lines may be.
+const DEFAULTS: &str = "
+[streams]
+max_event_bytes = 67_108_864
+max_bytes = 100_663_296
+max_bytes_per_principal = 268_435_456
+max_bytes_total = 268_435_456
+[delivery]
+progress_after_secs = 10
+";
 
 /// The configuration, and what the pipe needs beside it.
 pub(super) struct Settings {
     pub(super) config: Config,
-    pub(super) wait: Duration,
-    pub(super) max_wait: Duration,
+    pub(super) connect: Connect,
     /// Origin of the server, or the name of the program.
     pub(super) origin: String,
     /// Names of the user's headers with credentials.
     pub(super) credentials: Vec<String>,
     /// Parts of the command line that name the server, for its memory.
     pub(super) server: Vec<String>,
+    /// Folder of that memory, or `None` to remember nothing.
+    pub(super) memory: Option<PathBuf>,
+    /// Sentences for the user.
+    pub(super) warnings: Vec<String>,
 }
 
 impl Settings {
@@ -78,58 +108,115 @@ impl Settings {
         let server = url.iter().cloned().chain(options.command.iter().cloned());
         let server = server.chain(headers.iter().map(of_header)).chain(options.ignored_tools.iter().cloned());
         let server = server.collect();
-        let mut table = Table::new();
-        if !headers.is_empty() {
-            if url.is_none() {
-                return Err("--header and --bearer are for a URL: a program takes variables".to_owned());
-            }
-            let headers: Table = headers.into_iter().map(|(name, value)| (name, value.into())).collect();
-            table.insert("headers".to_owned(), headers.into());
+        if !headers.is_empty() && url.is_none() {
+            return Err("--header and --bearer are for a URL: a program takes variables".to_owned());
         }
-        table.insert("wait_secs".to_owned(), (WAIT.as_secs() as i64).into());
-        let text = Table::from_iter([("upstream".to_owned(), table.into())]).to_string();
-        let is_sse = transport_is_sse(options)?;
-        let flags = Flags {
-            // Not bound. A far side on the default port must not be taken for this process.
-            listen: Some("127.0.0.1:0".to_owned()),
-            admin: Some(String::new()),
-            upstream: url.clone().filter(|_| !is_sse),
-            upstream_sse: url.clone().filter(|_| is_sse),
-            store: None,
-            command: options.command.clone(),
-        };
-        let config = Config::load(Some(("connect", &text)), [], flags).map_err(|problems| problems.to_string())?;
-        let origin =
-            url.as_deref().and_then(|url| origin::of(&url.parse().ok()?)).unwrap_or_else(|| config.upstream.place());
-        let mut config = adapted(config, options)?;
-        if options.transport.as_deref() == Some("http") {
+        if let Some(option) = options.refused.first() {
+            let text = "is not supported, as it would change who signs in: leave it out, or give --bearer env:NAME";
+            return Err(format!("{option} {text}"));
+        }
+        let Connecting { core, connect } = load(options, url.as_deref(), headers)?;
+        let of_url = url.as_deref().and_then(|url| origin::of(&url.parse().ok()?));
+        let origin = of_url.unwrap_or_else(|| core.upstream.place());
+        let mut config = adapted(core, &connect, options)?;
+        if matches!(options.transport.as_deref(), Some("http" | "http-only")) {
             config.upstream.recognisable = None;
         }
-        Ok(Self { config, wait: WAIT, max_wait: MAX_WAIT, origin, credentials, server })
+        let memory = options.memory.clone().filter(|_| connect.remember);
+        Ok(Self { config, connect, origin, credentials, server, memory, warnings: warnings(options) })
     }
 }
 
+/// Returns the configuration of all layers.
+fn load(options: &Options, url: Option<&str>, headers: Vec<(String, String)>) -> Result<Connecting, Problem> {
+    let is_wrong = |name: &String| name.parse::<ClientName>().is_err();
+    if options.impatient.iter().any(is_wrong) {
+        return Err("--impatient takes the name of a host, with * at its end at most".to_owned());
+    }
+    let is_sse = transport_is_sse(options)?;
+    let url = |of_sse: bool| url.filter(|_| is_sse == of_sse).map(str::to_owned);
+    let flags = Flags {
+        // Not bound. A far side on the default port must not be taken for this process.
+        listen: Some("127.0.0.1:0".to_owned()),
+        admin: Some(String::new()),
+        upstream: url(false),
+        upstream_sse: url(true),
+        store: None,
+        command: options.command.clone(),
+    };
+    let connect = ConnectFlags {
+        headers,
+        wait_secs: options.wait_secs.clone(),
+        max_wait_secs: options.max_wait_secs.clone(),
+        repeat: options.repeat.clone(),
+        remember: options.remember.clone(),
+        impatient: options.impatient.clone(),
+    };
+    let files = files(options)?;
+    Connecting::load(&files, options.variables.clone(), flags, connect).map_err(|problems| problems.to_string())
+}
+
+/// Returns the names and texts of the files of the configuration, the weakest first.
+fn files(options: &Options) -> Result<Vec<(String, String)>, Problem> {
+    let read = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        std::fs::read_to_string(path).map(|text| (name, text))
+    };
+    let mut files = vec![("the defaults".to_owned(), DEFAULTS.to_owned())];
+    match options.own_config.as_deref().map(read) {
+        Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(format!("connect.toml cannot be read: {error}"));
+        }
+        Some(Ok(file)) => files.push(file),
+        Some(Err(_)) | None => {}
+    }
+    if let Some(path) = &options.config {
+        files.push(read(path).map_err(|error| format!("--config: the file cannot be read: {error}"))?);
+    }
+    Ok(files)
+}
+
+/// Returns sentences about options that do less or more than the user may expect.
+fn warnings(options: &Options) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if has_visible_credential(options) {
+        let text = "a credential in --header is visible in the list of processes: give ${NAME}, env:NAME or file:PATH";
+        warnings.push(text.to_owned());
+    }
+    if options.positional.first().is_some_and(|url| has_credential_in_query(url)) {
+        let text = "the query of the URL seems to hold a credential, which is visible in the list of processes";
+        warnings.push(text.to_owned());
+    }
+    if !options.without_effect.is_empty() {
+        let names = options.without_effect.join(", ");
+        warnings.push(format!("without effect, since there is no sign-in yet: {names}"));
+    }
+    warnings
+}
+
+fn has_credential_in_query(url: &str) -> bool {
+    let (_, query) = url.split_once('?').unwrap_or_default();
+    query.split('&').filter_map(|pair| pair.split_once('=')).any(|(name, _)| is_credential(name))
+}
+
 /// Sets what a pipe needs otherwise than a listener.
-fn adapted(mut config: Config, options: &Options) -> Result<Config, Problem> {
+fn adapted(mut config: Config, connect: &Connect, options: &Options) -> Result<Config, Problem> {
     // One caller, whose token may change.
     config.auth.principal = PrincipalSource::None;
-    (config.upstream.resume, config.upstream.resume_for) = (true, Some(MAX_WAIT));
+    config.upstream.wait = connect.wait;
+    (config.upstream.resume, config.upstream.resume_for) = (true, Some(connect.max_wait));
     // The end of a call's reader is its cancel.
     config.streams.modern_grace = Some(Duration::ZERO);
-    config.streams.max_wait = Some(MAX_WAIT);
-    config.streams.retention = MAX_WAIT;
+    config.streams.max_wait = Some(connect.max_wait);
+    config.streams.retention = connect.max_wait;
     config.streams.delivered_retention = Duration::ZERO;
-    // One caller, whose results are as large as its lines may be.
-    (config.streams.max_event_bytes, config.streams.max_bytes) = (64 * MIB, 96 * MIB);
-    (config.streams.max_bytes_per_principal, config.streams.max_bytes_total) = (256 * MIB, 256 * MIB);
+    // Nothing outlives the process, and no other process has a part of it.
+    config.store = Store::Memory;
     // Drafts for connections that break.
     config.dialects.declared = Declared::default();
     config.dialects.stream_url = false;
     config.dialects.resume_tokens = None;
     config.tasks = None;
-    if let Some(progress) = &mut config.delivery.progress {
-        progress.after = PROGRESS_AFTER;
-    }
     if let Some(bridge) = &mut config.bridge {
         bridge.modern_clients = match options.bridge.as_deref() {
             None | Some("auto") => ModernClients::Never,
@@ -143,7 +230,6 @@ fn adapted(mut config: Config, options: &Options) -> Result<Config, Problem> {
         command.adopts_orphans = true;
         command.idle = None;
     }
-    config.log.level = "warn".to_owned();
     Ok(config)
 }
 
@@ -177,7 +263,8 @@ fn target(options: &Options) -> Result<Option<String>, Problem> {
     Ok(Some(url.clone()))
 }
 
-fn is_loopback(host: &str) -> bool {
+/// Returns true for a host of this machine, to which plain http needs no permission.
+pub fn is_loopback(host: &str) -> bool {
     let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
     let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
     is_address || host == "localhost" || host.ends_with(".localhost")
@@ -196,91 +283,10 @@ fn transport_is_sse(options: &Options) -> Result<bool, Problem> {
     }
 }
 
-fn is_credential(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    [AUTHORIZATION, COOKIE, X_API_KEY].iter().any(|known| known.as_str() == name)
-        || name.contains("token")
-        || name.contains("key")
-}
-
-/// Returns the headers of the options, by their names.
-fn headers(options: &Options) -> Result<Vec<(String, String)>, Problem> {
-    let mut headers: Vec<(String, String)> = Vec::new();
-    for text in &options.headers {
-        let (name, value) = header(text)?;
-        headers.retain(|(other, _)| !other.eq_ignore_ascii_case(&name));
-        headers.push((name, value));
-    }
-    if let Some(source) = &options.bearer {
-        let token = match source.split_once(':') {
-            Some(("env", name)) => {
-                env::var(name).map_err(|_| format!("--bearer: the variable {} is not set", printable(name)))?
-            }
-            Some(("file", path)) => {
-                std::fs::read_to_string(path).map_err(|error| format!("--bearer: the file cannot be read: {error}"))?
-            }
-            Some(_) | None => return Err("--bearer takes env:NAME or file:PATH, not the token itself".to_owned()),
-        };
-        headers.retain(|(other, _)| !other.eq_ignore_ascii_case("authorization"));
-        headers.push(("Authorization".to_owned(), format!("Bearer {}", token.trim())));
-    }
-    Ok(headers)
-}
-
-fn header(text: &str) -> Result<(String, String), Problem> {
-    let malformed = || "--header takes 'Name: value' as one argument".to_owned();
-    let (name, value) = text.split_once(':').ok_or_else(malformed)?;
-    let (name, value) = (name.trim(), value.trim());
-    if HeaderName::try_from(name).is_err() {
-        return Err(malformed());
-    }
-    if value.is_empty() {
-        let text = "ends at its colon: give name and value as one argument, without the blank between them";
-        return Err(format!("--header {name} {text}"));
-    }
-    let value = match value.split_once(':') {
-        Some(("env", variable)) => variable_of(name, variable)?,
-        Some(("file", path)) => {
-            let read = std::fs::read_to_string(path).map(|text| text.trim().to_owned());
-            read.map_err(|error| format!("--header {name}: its file cannot be read: {error}"))?
-        }
-        Some(_) | None => expanded(name, value)?,
-    };
-    Ok((name.to_owned(), value))
-}
-
-/// Returns a value with `${NAME}` replaced by the variables.
-fn expanded(header: &str, value: &str) -> Result<String, Problem> {
-    if value.contains("${env:") || value.contains("{env:") {
-        return Err(format!("--header {header}: write ${{NAME}}, or env:NAME as the whole value"));
-    }
-    let mut text = String::new();
-    let mut rest = value;
-    while let Some(begin) = rest.find("${") {
-        let Some(length) = rest[begin..].find('}') else { break };
-        text.push_str(&rest[..begin]);
-        text.push_str(&variable_of(header, &rest[begin + 2..begin + length])?);
-        rest = &rest[begin + length + 1..];
-    }
-    text.push_str(rest);
-    Ok(text)
-}
-
-fn variable_of(header: &str, name: &str) -> Result<String, Problem> {
-    env::var(name)
-        .map(|value| value.trim().to_owned())
-        .map_err(|_| format!("--header {header}: the variable {} is not set", printable(name)))
-}
-
-/// Returns the name of a variable for a message, or a word in its place if it cannot be a name.
-fn printable(name: &str) -> &str {
-    let is_name = name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    if is_name { name } else { "that is named" }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Repeat;
 
     fn options(positional: &[&str]) -> Options {
         Options { positional: positional.iter().map(|text| (*text).to_owned()).collect(), ..Options::default() }
@@ -294,7 +300,7 @@ mod tests {
     fn a_url_has_its_settings() {
         let settings = Settings::of(&options(&["http://127.0.0.1:8080/mcp"])).expect("settings");
         assert_eq!(settings.origin, "http://127.0.0.1:8080");
-        assert_eq!(settings.config.upstream.resume_for, Some(MAX_WAIT));
+        assert_eq!(settings.config.upstream.resume_for, Some(Duration::from_secs(600)));
         assert!(settings.credentials.is_empty());
     }
 
@@ -314,20 +320,45 @@ mod tests {
     }
 
     #[test]
-    fn headers_have_values_of_variables() {
-        let with = |header: &str| Options { headers: vec![header.to_owned()], ..options(&["https://a.example"]) };
-        for header in ["X-Key: ${MCP_RESUME_TEST_NOPE}", "X-Key:env:MCP_RESUME_TEST_NOPE"] {
-            assert!(problem(&with(header)).contains("MCP_RESUME_TEST_NOPE"), "{header}");
-        }
-        for header in ["X-Key:", "X-Key: ${env:A}", "X-Key: {env:A}", "secret", "a secret: b"] {
-            let problem = problem(&with(header));
-            assert!(problem.contains("--header") && !problem.contains("secret"), "{problem}");
-        }
-        assert_eq!(header("X-Key:a b "), Ok(("X-Key".to_owned(), "a b".to_owned())));
-        let path = env::var("PATH").expect("a path");
-        assert_eq!(header("X-Key: a${PATH}b"), Ok(("X-Key".to_owned(), format!("a{}b", path.trim()))));
-        let settings = Settings::of(&with("Authorization: Bearer x")).expect("settings");
-        assert_eq!(settings.credentials, ["Authorization"]);
+    fn options_and_variables_and_files_are_layers() {
+        let path = env::temp_dir().join(format!("mcp-resume-settings-{}", std::process::id()));
+        std::fs::write(&path, "[connect]\nwait_secs = 1\nmax_wait_secs = 2\nrepeat = \"never\"\n").expect("a file");
+        let mut given = Options { own_config: Some(path.clone()), ..options(&["https://a.example"]) };
+        let (at, fixed) = ("MCP_RESUME_CONNECT__MAX_WAIT_SECS", "MCP_RESUME_HOME");
+        given.variables = [(at, "3"), (fixed, "/tmp")].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let read = |given: &Options| {
+            let Settings { connect, config, .. } = Settings::of(given).expect("settings");
+            assert_eq!((config.upstream.wait, config.upstream.resume_for), (connect.wait, Some(connect.max_wait)));
+            (connect.wait.as_secs(), connect.max_wait.as_secs(), connect.repeat)
+        };
+        assert_eq!(read(&given), (1, 3, Repeat::Never));
+        given.max_wait_secs = Some("4".to_owned());
+        assert_eq!(read(&given), (1, 4, Repeat::Never));
+        given.repeat = Some("secret".to_owned());
+        given.impatient = vec!["secret*b".to_owned()];
+        given.wait_secs = Some("secret".to_owned());
+        let problem = problem(&given);
+        assert!(!problem.contains("secret"), "{problem}");
+        std::fs::remove_file(&path).expect("the file");
+        assert!(Settings::of(&Options { own_config: Some(path.clone()), ..options(&["https://a.example"]) }).is_ok());
+        assert!(Settings::of(&Options { config: Some(path), ..options(&["https://a.example"]) }).is_err());
+    }
+
+    #[test]
+    fn secrets_that_other_processes_see_are_warned_about() {
+        let warnings = |options: &Options| Settings::of(options).expect("settings").warnings.len();
+        assert_eq!(warnings(&options(&["https://a.example/mcp?page=1"])), 0);
+        assert_eq!(warnings(&options(&["https://a.example/mcp?apiKey=1"])), 1);
+        let headers = vec!["Authorization: Bearer x".to_owned()];
+        assert_eq!(warnings(&Options { headers, ..options(&["https://a.example/mcp"]) }), 1);
+    }
+
+    #[test]
+    fn options_that_change_who_signs_in_are_refused() {
+        let given = Options { refused: vec!["--device-code"], ..options(&["https://a.example/mcp"]) };
+        assert!(problem(&given).contains("--device-code"));
+        let given = Options { without_effect: vec!["--host"], ..options(&["https://a.example/mcp"]) };
+        assert_eq!(Settings::of(&given).expect("settings").warnings.len(), 1);
     }
 
     #[test]

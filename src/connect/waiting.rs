@@ -14,8 +14,6 @@ use crate::protocol::jsonrpc::{self, response};
 
 /// Longest wait of a request for the answer to `initialized`.
 const INITIALIZED_WAIT: Duration = Duration::from_secs(10);
-/// Interval of progress for a caller that waits.
-const PROGRESS: Duration = Duration::from_secs(10);
 /// Progress of one interval. The server's own, which follows, is most often larger.
 const STEP: f64 = 0.001;
 
@@ -40,7 +38,7 @@ impl Pipe {
         } else {
             let late = || request.failed(Failure::before_run(ErrorCode::Unreachable));
             let reached = self.with_progress(request, self.reached(request));
-            tokio::time::timeout(self.settings.wait, reached).await.map_err(|_| late())??;
+            tokio::time::timeout(self.settings.connect.wait, reached).await.map_err(|_| late())??;
         }
         let mut state = self.far.state();
         let is_ready = |state: &FarState| *state != FarState::Open;
@@ -62,16 +60,18 @@ impl Pipe {
         }
     }
 
-    /// Awaits `waiting`, and writes progress meanwhile if the request wants it.
+    /// Awaits `waiting`, and writes progress meanwhile if the request wants it. Behind this wait the
+    /// core writes it.
     async fn with_progress<T>(&self, request: &HostRequest, waiting: impl Future<Output = T>) -> T {
-        let Some(token) = jsonrpc::progress_token(&request.body) else { return waiting.await };
+        let beats = self.settings.progress.as_ref().filter(|beats| !beats.except.has(self.host()));
+        let Some((beats, token)) = beats.zip(jsonrpc::progress_token(&request.body)) else { return waiting.await };
         let mut waiting = std::pin::pin!(waiting);
         let mut progress = 0.0;
         loop {
             tokio::select! {
                 biased;
                 reached = &mut waiting => return reached,
-                () = clock::sleep(PROGRESS) => {}
+                () = clock::sleep(beats.after) => {}
             }
             progress += STEP;
             let params =
