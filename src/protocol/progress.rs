@@ -181,13 +181,19 @@ pub fn next_value(own: Option<f64>, server: Option<f64>) -> f64 {
 }
 
 /// Returns a progress notification of the proxy's own, on one line. `server` is the server's last
-/// progress, and `running` the time since the call began.
-pub fn notification(token: &ProgressToken, value: f64, server: Option<&Progress>, running: Duration) -> Vec<u8> {
+/// progress, `state` the text before the time in place of its message, and `running` the time since
+/// the call began.
+pub fn notification(
+    token: &ProgressToken,
+    value: f64,
+    server: Option<&Progress>,
+    (state, running): (&str, Duration),
+) -> Vec<u8> {
     let total = server.and_then(|server| server.total).filter(|total| *total >= value);
     let total = total.map_or_else(String::new, |total| format!(r#""total":{},"#, number(total)));
     let message = match server.and_then(|server| server.message.as_deref()) {
         Some(message) => Cow::Borrowed(message),
-        None => Cow::Owned(format!("still running, {} s", running.as_secs())),
+        None => Cow::Owned(format!("{state}, {} s", running.as_secs())),
     };
     let message = serde_json::Value::from(message);
     let (token, value) = (token.as_json(), number(value));
@@ -313,7 +319,8 @@ mod tests {
     #[test]
     fn a_notification_has_the_total_and_the_message_of_the_server() {
         let text = |value, server: Option<Progress>| {
-            let of = notification(&token("7"), value, server.as_ref(), Duration::from_millis(40_900));
+            let of =
+                notification(&token("7"), value, server.as_ref(), ("still running", Duration::from_millis(40_900)));
             String::from_utf8(of).unwrap()
         };
         let of = |params: &str| {

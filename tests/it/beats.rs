@@ -305,6 +305,27 @@ async fn there_is_none_while_no_upstream_connection_has_the_call() {
 }
 
 #[tokio::test]
+async fn a_call_that_waits_for_its_server_gets_it() {
+    let (mut upstream, proxy, session) = setup_with(|config| {
+        with_beats(config);
+        config.upstream.wait = Duration::from_secs(60);
+    })
+    .await;
+    upstream.refuse().await;
+    let mut response = proxy.send(&session.post(call(1))).await;
+    response.event().await;
+    for value in ["0", "0.000001"] {
+        pass(INTERVAL).await;
+        let (values, message) = beat(&mut response).await;
+        assert_eq!(values, format!(r#""progressToken":7,"progress":{value}"#));
+        assert!(message.starts_with("waiting for the server, "), "{message}");
+    }
+    upstream.listen_again().await;
+    let sse = upstream.expect("tools/call").await.sse().await;
+    finish(sse, &mut response, 1).await;
+}
+
+#[tokio::test]
 async fn a_client_that_takes_json_alone_gets_none() {
     let (mut upstream, proxy, session) = beating().await;
     let pending = session.post(call(1)).with("Accept", "application/json").start(proxy.addr).await;

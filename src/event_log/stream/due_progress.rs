@@ -17,11 +17,17 @@ use crate::protocol::sse;
 use crate::protocol::stream::{OwedResponse, Phase};
 use crate::sync;
 
+/// Words for a call at the server, and for a call that waits for a server that accepts no
+/// connections.
+const RUNNING: &str = "still running";
+const WAITING: &str = "waiting for the server";
+
 impl Attachment {
     /// Looks at what this connection has written: the events up to `cursor`. Returns a notification
     /// of the proxy's own for each request that wants progress, has no response, is not
     /// cancelled, and got no progress in the events after `since`; none while no upstream
-    /// connection has the call, and none once another connection reads the stream.
+    /// connection has the call and the call waits for none, and none once another connection reads
+    /// the stream.
     pub fn due_progress(&self, written: &mut WrittenProgress, since: Seq, cursor: Seq) -> Vec<Vec<u8>> {
         let stream = self.stream();
         let Some(progress) = stream.progress() else { return Vec::new() };
@@ -29,7 +35,9 @@ impl Attachment {
         let inner = stream.shared.lock();
         let machine = &inner.machine;
         // A stream that another replica writes is known to be open there, and no more.
-        let has_upstream = inner.is_restored || stream.upstream().is_open();
+        let upstream = stream.upstream();
+        let has_upstream = inner.is_restored || upstream.is_open() || upstream.is_waiting();
+        let state = if upstream.is_waiting() { WAITING } else { RUNNING };
         let is_open = machine.lifecycle().phase() == Phase::Open && machine.lifecycle().ending().is_none();
         if !has_upstream || !is_open || !machine.reader().is(self.id()) {
             return Vec::new();
@@ -49,7 +57,7 @@ impl Attachment {
                 let mut own = sync::lock(&request.own);
                 let value = progress::next_value(*own, server.as_ref().map(|server| server.value));
                 *own = Some(value);
-                due.push(progress::notification(token, value, server.as_ref(), running));
+                due.push(progress::notification(token, value, server.as_ref(), (state, running)));
             }
         }
         drop(inner);
