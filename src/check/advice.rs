@@ -10,6 +10,7 @@ use super::facts::{
 };
 use super::findings::Findings;
 use super::oauth;
+use super::stdio_hosts;
 use super::verdict::Verdict;
 use crate::config::{AnswerPings, Config, HostHeader, PrincipalSource, Store, Tasks};
 
@@ -143,6 +144,7 @@ fn find_limits_of_clients(facts: &Facts, config: &Config, found: &mut Findings) 
     if !unsliced.is_empty() {
         found.add("unsliced-tools", &[&unsliced.join(", ")]);
     }
+    found.add("stdio-hosts", &[&stdio_hosts::command(config)]);
 }
 
 fn unknown_session(facts: &Facts) -> &UnknownSession {

@@ -30,6 +30,7 @@ mod report;
 mod requests;
 mod resource_probe;
 mod state;
+mod stdio_hosts;
 pub mod summary;
 mod verdict;
 mod watch;
