@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use tracing::debug;
@@ -15,16 +15,20 @@ use super::input::HostRequest;
 use super::keys::CallKey;
 use super::pipe::Pipe;
 use super::running::Entry;
+use super::tools;
 use super::waiting::list_of;
 use super::words::{self, own_code};
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::Repeat;
+use crate::protocol::bridge::legacy_clients;
 use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::jsonrpc::{self, response};
+use crate::protocol::jsonrpc::{self, Body, Message, code, response};
 
+/// Most pages of the list of tools that are read for one call.
+const PAGES: usize = 64;
 /// Pauses before a request is sent again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
@@ -45,6 +49,8 @@ enum Cause {
     InBetween,
     /// The far side cannot be reached, or takes no request now. This attempt did not run.
     Away,
+    /// The headers do not repeat the arguments of the call, which did not run.
+    Mismatch,
     /// The far side has answered, or the request was given up.
     Final,
 }
@@ -58,8 +64,10 @@ impl Pipe {
                 Ok(()) => None,
                 Err(error) => Some(error),
             };
-            if let Some(error) = error {
-                self.respond(&request.id, error).await;
+            match error {
+                Some(_) if entry.is_acknowledged() => self.end_subscription(&request.id).await,
+                Some(error) => self.respond(&request.id, error).await,
+                None => {}
             }
         };
         tokio::select! {
@@ -68,7 +76,7 @@ impl Pipe {
             () = answered => return,
         }
         if let Some(key) = entry.key() {
-            self.far.cancel_by_key(&request.id, key).await;
+            self.far.cancel_by_key(&request.id, &key).await;
         }
     }
 
@@ -76,24 +84,34 @@ impl Pipe {
     /// first one after which the request may have run, unless a later one says more.
     async fn attempts(&self, request: &HostRequest, entry: &Entry) -> Option<Bytes> {
         let has_effects = !effects::are_absent(&request.body);
-        let promise = self.far.promise().filter(|_| has_effects);
-        let key = promise.map(|promise| entry.set_key(CallKey::new(promise, request.revision.clone())));
-        let until = clock::now()
-            + key.map_or(self.settings.connect.max_wait, |key| key.hold.min(self.settings.connect.max_wait));
+        let max_wait = self.settings.connect.max_wait;
+        let new_key = || {
+            let promise = self.far.promise().filter(|_| has_effects);
+            promise.map(|promise| entry.set_key(CallKey::new(promise, request.revision.clone())))
+        };
+        let mut key = new_key();
+        let limit = key.as_ref().map_or(max_wait, |key| key.hold.min(max_wait));
+        let mut until = clock::now() + limit;
         let mut pauses = PAUSES;
-        let mut lost = None;
-        let mut repeats = 0;
+        let (mut lost, mut repeats, mut has_read_tools) = (None, 0, false);
         loop {
-            let headers = key.map(|key| key.headers(self.settings.connect.max_wait, repeats > 0));
-            let reply = self.far.post_request(request, headers.unwrap_or_default()).await;
+            let mut headers = self.tools.headers_of(request);
+            headers.extend(key.iter().flat_map(|key| key.headers(max_wait, repeats > 0)));
+            let reply = self.far.post_request(request, headers).await;
             let Attempt::Failed { error, cause } = self.read_reply(request, reply, entry).await else { return None };
-            let may_repeat = match cause {
-                Cause::Broke => key.is_some() || self.may_repeat(request, repeats),
-                Cause::InBetween => key.is_some(),
-                Cause::Away => key.is_some() && repeats > 0,
-                Cause::Final => false,
-            };
-            if !may_repeat || clock::now() >= until {
+            if cause == Cause::Mismatch && !has_read_tools {
+                has_read_tools = true;
+                if self.read_tools_again(request).await {
+                    // Under the first key the far side may keep the refusal.
+                    key = new_key();
+                    continue;
+                }
+            }
+            if entry.is_acknowledged() && entry.take_heard() {
+                // A subscription may last for days: its breaks are counted from its last message.
+                (until, pauses, repeats) = (clock::now() + limit, PAUSES, 0);
+            }
+            if clock::now() >= until || !self.may_repeat(request, entry, cause, repeats) {
                 return Some(lost.filter(|_| !words::may_have_run(&error)).unwrap_or(error));
             }
             debug!(method = &*request.method, ?cause, "the request is sent again");
@@ -107,23 +125,52 @@ impl Pipe {
         }
     }
 
-    /// Returns true if a request without a key may be sent again: it has no effects, or is the call of
-    /// a tool that only reads.
-    fn may_repeat(&self, request: &HostRequest, repeats: u32) -> bool {
-        if effects::are_absent(&request.body) {
+    /// Returns true if a request may be sent again after this failure.
+    fn may_repeat(&self, request: &HostRequest, entry: &Entry, cause: Cause, repeats: u32) -> bool {
+        let has_key = entry.key().is_some();
+        match cause {
+            Cause::Broke => has_key || self.may_run_twice(request, repeats),
+            Cause::InBetween => has_key || entry.is_acknowledged(),
+            Cause::Away => has_key && repeats > 0 || entry.is_acknowledged(),
+            Cause::Mismatch | Cause::Final => false,
+        }
+    }
+
+    /// Returns true if a request without a key may run twice: it has no effects, is a subscription, or
+    /// is the call of a tool that only reads.
+    fn may_run_twice(&self, request: &HostRequest, repeats: u32) -> bool {
+        if effects::are_absent(&request.body) || is_listen(request) {
             return true;
         }
         let is_call = &*request.method == "tools/call" && self.settings.connect.repeat == Repeat::ReadOnly;
         is_call && repeats == 0 && jsonrpc::tool_name(&request.body).is_some_and(|tool| self.tools.only_reads(&tool))
     }
 
+    /// Reads the list of tools in the name of a refused call, for the headers of its arguments.
+    /// Returns false if the far side did not send the list.
+    async fn read_tools_again(&self, call: &HostRequest) -> bool {
+        let mut cursor: Option<String> = None;
+        for _ in 0..PAGES {
+            let Some(list) = tools::list_request(call, cursor.as_deref()) else { return false };
+            let reply = self.far.post_request(&list, HeaderMap::new()).await;
+            let page = reply.response_to(&list).await.filter(|page| list.response_in(page) == Some(false));
+            let Some(page) = page else { return false };
+            self.tools.read_list(&page);
+            cursor = jsonrpc::string_member(&page, &["result", "nextCursor"]);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        true
+    }
+
     /// Reads the response to a request.
     async fn read_reply(&self, request: &HostRequest, reply: Reply, entry: &Entry) -> Attempt {
         match reply {
-            Reply::Messages(body) => self.read_messages(request, body).await,
+            Reply::Messages(body) => self.read_messages(request, body, entry).await,
             Reply::Whole { status, body, .. } if status.is_success() => {
                 if !body.is_empty() {
-                    return self.read_whole(request, body).await;
+                    return self.read_whole(request, body, entry).await;
                 }
                 // Some servers send the response by the GET stream.
                 if tokio::time::timeout(self.settings.connect.max_wait, entry.ended()).await.is_ok() {
@@ -132,50 +179,80 @@ impl Pipe {
                 gave_up(request, ErrorCode::UpstreamTimeout)
             }
             Reply::Whole { status, body, is_of_serve } => {
-                let cause = cause_of(status, &body, is_of_serve);
+                let cause =
+                    if is_mismatch(request, &body) { Cause::Mismatch } else { cause_of(status, &body, is_of_serve) };
                 Attempt::Failed { error: self.refusal(request, status, &body), cause }
             }
         }
     }
 
-    async fn read_messages(&self, request: &HostRequest, mut body: BoxBody) -> Attempt {
+    async fn read_messages(&self, request: &HostRequest, mut body: BoxBody, entry: &Entry) -> Attempt {
         while let Some(frame) = body.frame().await {
             let Ok(Ok(message)) = frame.map(Frame::into_data) else { return gave_up(request, ErrorCode::StreamLost) };
-            if let Some((error, code)) = self.take(request, message).await {
-                let broke = code == ErrorCode::UpstreamBroke && ended_here(&mut body).await;
-                return Attempt::Failed { error, cause: if broke { Cause::Broke } else { Cause::Final } };
+            match self.take(request, message, entry).await {
+                Taken::Passed => {}
+                Taken::Mismatch(error) => return Attempt::Failed { error, cause: Cause::Mismatch },
+                Taken::Failure(error, code) => {
+                    let broke = code == ErrorCode::UpstreamBroke && !has_ended(&error);
+                    let broke = broke && ended_here(&mut body).await;
+                    return Attempt::Failed { error, cause: if broke { Cause::Broke } else { Cause::Final } };
+                }
             }
         }
         if self.is_running(&request.id) { gave_up(request, ErrorCode::UpstreamBroke) } else { Attempt::Done }
     }
 
-    async fn read_whole(&self, request: &HostRequest, body: Bytes) -> Attempt {
-        if let Some((error, _)) = self.take(request, body).await {
-            return Attempt::Failed { error, cause: Cause::Final };
+    async fn read_whole(&self, request: &HostRequest, body: Bytes, entry: &Entry) -> Attempt {
+        match self.take(request, body, entry).await {
+            Taken::Passed if self.is_running(&request.id) => gave_up(request, ErrorCode::UpstreamGarbage),
+            Taken::Passed => Attempt::Done,
+            Taken::Mismatch(error) => Attempt::Failed { error, cause: Cause::Mismatch },
+            Taken::Failure(error, _) => Attempt::Failed { error, cause: Cause::Final },
         }
-        if self.is_running(&request.id) { gave_up(request, ErrorCode::UpstreamGarbage) } else { Attempt::Done }
     }
 
-    /// Writes a message of the response to `request`. An error of a proxy is returned with its code,
-    /// and not written.
-    async fn take(&self, request: &HostRequest, mut message: Bytes) -> Option<(Bytes, ErrorCode)> {
-        if let Some(is_error) = request.response_in(&message) {
-            if is_error && let Some(code) = own_code(&message) {
-                return Some((message, code));
+    /// Takes a message of the response to `request`, and writes it unless its place is elsewhere.
+    async fn take(&self, request: &HostRequest, mut message: Bytes, entry: &Entry) -> Taken {
+        match request.response_in(&message) {
+            Some(true) => {
+                if let Some(code) = own_code(&message) {
+                    return Taken::Failure(message, code);
+                }
+                if is_mismatch(request, &message) {
+                    return Taken::Mismatch(message);
+                }
             }
-            if !is_error && &*request.method == "tools/list" {
-                self.tools.read_list(&message);
-                message = self.settings.ignored.remove_from(message);
+            Some(false) => message = self.take_result(request, message),
+            None if is_listen(request) => {
+                entry.hear();
+                if is_acknowledgement(&message) && entry.acknowledge() {
+                    return Taken::Passed;
+                }
             }
-            if !is_error
-                && list_of(&request.method).is_some()
-                && let Some(record) = self.record()
-            {
-                record.keep(&request.method, &request.body, &message);
-            }
+            None => {}
         }
         self.pass(message).await;
-        None
+        Taken::Passed
+    }
+
+    /// Learns from the result of a list, and returns it as the host gets it.
+    fn take_result(&self, request: &HostRequest, mut message: Bytes) -> Bytes {
+        if &*request.method == "tools/list" {
+            self.tools.read_list(&message);
+            if self.settings.is_http
+                && request.revision.is_some()
+                && let Some(shorter) = legacy_clients::without_invalid_tools(&message)
+            {
+                message = shorter.into();
+            }
+            message = self.settings.ignored.remove_from(message);
+        }
+        if list_of(&request.method).is_some()
+            && let Some(record) = self.record()
+        {
+            record.keep(&request.method, &request.body, &message);
+        }
+        message
     }
 
     /// Returns the error for a response with a status that is no success.
@@ -187,6 +264,37 @@ impl Pipe {
         }
         words::refusal(&request.id, request.subject(), status, &self.settings.origin, self.far.credentials())
     }
+}
+
+/// Place of a message.
+enum Taken {
+    /// It was written, or is not for the host.
+    Passed,
+    /// It is the error of a proxy, with its code.
+    Failure(Bytes, ErrorCode),
+    /// It is the refusal of a call whose headers do not repeat its arguments.
+    Mismatch(Bytes),
+}
+
+fn is_listen(request: &HostRequest) -> bool {
+    &*request.method == "subscriptions/listen"
+}
+
+fn is_acknowledgement(message: &[u8]) -> bool {
+    const METHOD: &str = "notifications/subscriptions/acknowledged";
+    matches!(jsonrpc::peek(message), Ok(Body::Single(Message::Notification { method })) if method == METHOD)
+}
+
+/// Returns true for the refusal of a call whose headers do not repeat its arguments.
+fn is_mismatch(request: &HostRequest, message: &[u8]) -> bool {
+    request.revision.is_some()
+        && &*request.method == "tools/call"
+        && jsonrpc::error_code(message) == Some(code::HEADER_MISMATCH)
+}
+
+/// Returns true for the error of a stream that its server has ended in order.
+fn has_ended(error: &[u8]) -> bool {
+    jsonrpc::member(error, &["error", "data", "httpStatus"]) == Some("200")
 }
 
 /// Returns the failure of a request whose response will not come.

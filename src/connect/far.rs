@@ -80,6 +80,24 @@ pub(super) enum Reply {
     },
 }
 
+impl Reply {
+    /// Returns the response to `request`, or a whole response in its place. The other messages are
+    /// dropped.
+    pub(super) async fn response_to(self, request: &HostRequest) -> Option<Bytes> {
+        let mut messages = match self {
+            Self::Whole { body, .. } => return Some(body),
+            Self::Messages(messages) => messages,
+        };
+        while let Some(Ok(frame)) = messages.frame().await {
+            let Ok(message) = frame.into_data() else { continue };
+            if request.response_in(&message).is_some() {
+                return Some(message);
+            }
+        }
+        None
+    }
+}
+
 impl Far {
     pub(super) fn new(client: LocalClient, credentials: Arc<dyn Credentials>) -> Self {
         Self {

@@ -91,13 +91,14 @@ where
     }
     let ignored = IgnoredTools::new(&options.ignored_tools);
     let progress = config.delivery.progress.clone();
+    let is_http = config.upstream.command.is_none();
     let local = Local::start(config)?;
     let credentials = Arc::new(OwnHeaders { names: credentials });
     let (output, writing) = Output::new(output);
     let written = tokio::spawn(writing.run());
     let far = Far::new(local.client().clone(), credentials);
     let (pipe, notifications) =
-        Pipe::new(far, output, Rules { connect, progress, origin, ignored }, Memory::new(memory, server));
+        Pipe::new(far, output, Rules { connect, progress, origin, is_http, ignored }, Memory::new(memory, server));
     pipe.spawn(pipe.clone().post_notifications(notifications));
     let mut input = Input::new(input);
     let mut stop = std::pin::pin!(stop);

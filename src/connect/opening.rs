@@ -156,8 +156,7 @@ impl Pipe {
         let revision = request.revision.clone().unwrap_or_else(|| MODERN.into());
         let reply = tokio::time::timeout(ANSWER_WITHIN, self.far.post_modern(&request, &revision)).await;
         let body = match reply {
-            Ok(Reply::Whole { body, .. }) => Some(body),
-            Ok(Reply::Messages(body)) => response_in(body, &request).await,
+            Ok(reply) => reply.response_to(&request).await,
             Err(_) => None,
         };
         let is_answer = |body: &Bytes| {
@@ -167,17 +166,6 @@ impl Pipe {
         let answer = body.filter(is_answer).unwrap_or_else(|| response::method_not_found(&request.id).into());
         self.respond(&request.id, answer).await;
     }
-}
-
-/// Returns the response to `request` in a stream.
-async fn response_in(mut body: BoxBody, request: &HostRequest) -> Option<Bytes> {
-    while let Some(Ok(frame)) = body.frame().await {
-        let Ok(message) = frame.into_data() else { continue };
-        if request.response_in(&message).is_some() {
-            return Some(message);
-        }
-    }
-    None
 }
 
 fn opened(request: &HostRequest, message: Bytes, session: Option<HeaderValue>) -> Opened {

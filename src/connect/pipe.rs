@@ -21,7 +21,7 @@ use super::input::{HostLine, HostRequest, Input};
 use super::memory::{Memory, Record};
 use super::output::Output;
 use super::running::{Cancelled, Kind, NotTaken, Running};
-use super::tools::ReadOnlyTools;
+use super::tools::Tools;
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
@@ -58,6 +58,8 @@ pub(super) struct Rules {
     pub(super) progress: Option<ProgressBeats>,
     /// Origin of the far side, for errors.
     pub(super) origin: String,
+    /// True if the far side is on HTTP.
+    pub(super) is_http: bool,
     /// Tools that the user hides.
     pub(super) ignored: IgnoredTools,
 }
@@ -67,7 +69,7 @@ pub(super) struct Pipe {
     pub(super) far: Far,
     pub(super) output: Output,
     pub(super) running: Running,
-    pub(super) tools: ReadOnlyTools,
+    pub(super) tools: Tools,
     pub(super) settings: Rules,
     memory: Memory,
     /// Remembered answers to this host, once it has named itself.
@@ -92,7 +94,7 @@ impl Pipe {
             far,
             output,
             running: Running::new(),
-            tools: ReadOnlyTools::default(),
+            tools: Tools::default(),
             settings,
             memory,
             record: Mutex::default(),
@@ -180,6 +182,16 @@ impl Pipe {
         }
         self.output.respond(message).await;
         self.write_held().await;
+    }
+
+    /// Ends a subscription whose stream at the far side has ended: on stdio a server says so by a
+    /// cancel of its request.
+    pub(super) async fn end_subscription(&self, id: &RequestId) {
+        if self.running.answer(id) {
+            let params = format!(r#"{{"requestId":{}}}"#, id.to_json());
+            let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}"#);
+            self.output.write(message.into()).await;
+        }
     }
 
     /// Writes the changes of lists that wait, unless a call of a tool runs.

@@ -4,8 +4,8 @@
 //! way of a request to the far side.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, watch};
 
@@ -47,8 +47,12 @@ pub(super) struct Entry {
     kind: Kind,
     state: Mutex<EntryState>,
     changed: Notify,
-    /// Key of the call at the far side.
-    key: OnceLock<CallKey>,
+    /// Last key of the call at the far side.
+    key: Mutex<Option<Arc<CallKey>>>,
+    /// True once the far side has acknowledged the subscription.
+    is_acknowledged: AtomicBool,
+    /// True if the far side has written something since this was asked for.
+    is_heard: AtomicBool,
 }
 
 #[derive(Default)]
@@ -168,14 +172,36 @@ impl Entry {
         self.kind.is_modern
     }
 
-    /// Keeps the key of the call.
-    pub(super) fn set_key(&self, key: CallKey) -> &CallKey {
-        self.key.get_or_init(|| key)
+    /// Keeps the key of the call, in place of an earlier one.
+    pub(super) fn set_key(&self, key: CallKey) -> Arc<CallKey> {
+        let key = Arc::new(key);
+        *sync::lock(&self.key) = Some(key.clone());
+        key
     }
 
-    /// Returns the key of the call, or `None` for a request without one.
-    pub(super) fn key(&self) -> Option<&CallKey> {
-        self.key.get()
+    /// Returns the last key of the call, or `None` for a request without one.
+    pub(super) fn key(&self) -> Option<Arc<CallKey>> {
+        sync::lock(&self.key).clone()
+    }
+
+    /// The far side has acknowledged the subscription. Returns true if it had done so before.
+    pub(super) fn acknowledge(&self) -> bool {
+        self.is_acknowledged.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns true if the far side has acknowledged the subscription.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        self.is_acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// The far side has written a message of the response.
+    pub(super) fn hear(&self) {
+        self.is_heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if it has done so since the last question.
+    pub(super) fn take_heard(&self) -> bool {
+        self.is_heard.swap(false, Ordering::Relaxed)
     }
 
     /// Resolves once the request was withdrawn.

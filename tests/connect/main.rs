@@ -13,6 +13,7 @@ mod cuts;
 mod ends;
 mod host;
 mod keys;
+mod modern;
 mod opening;
 mod order;
 mod path;

@@ -26,6 +26,7 @@ const AT_ONCE_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// Statuses that refuse the caller, the session or the method, and say nothing of the event ID.
 const NOT_ABOUT_IDS: [u16; 4] = [401, 403, 404, 405];
+const OK: u16 = 200;
 const SERVER_ERROR: u16 = 500;
 /// Statuses of a server that may resume the call later.
 const TEMPORARY: [u16; 6] = [409, 425, 429, 502, 503, 504];
@@ -174,7 +175,9 @@ impl UpstreamCursor {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending, now),
             StreamKind::Request | StreamKind::Task => match policy.resumes_for {
-                Some(limit) => self.repeated_pause(ending, limit, now),
+                Some(limit) => {
+                    self.repeated_pause(ending, limit, now).map_err(|failure| of_listen(failure, ending, policy))
+                }
                 None => self.request_pause(ending, policy),
             },
         };
@@ -321,6 +324,14 @@ impl UpstreamCursor {
         self.has_sent_id = self.last_id.is_some();
         self.last_id.clone()
     }
+}
+
+/// Names the status of a `subscriptions/listen` whose response ended in order: its server has ended
+/// the subscription, and no connection broke.
+fn of_listen(failure: Failure, ending: Ending, policy: &Policy) -> Failure {
+    // Only the streams of that method never pause.
+    let has_ended = ending == Ending::Clean && !policy.can_pause && failure.http_status.is_none();
+    if has_ended { Failure { http_status: Some(OK), ..failure } } else { failure }
 }
 
 /// Makes a pause up to a quarter longer. The event ID decides: clients that were cut off together

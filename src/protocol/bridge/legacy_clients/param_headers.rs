@@ -3,7 +3,11 @@
 //!
 //! [2026-07-28, custom headers]: https://modelcontextprotocol.io/specification/2026-07-28/basic/transports#custom-headers-from-tool-parameters
 
+use http::{HeaderName, HeaderValue};
 use serde_json::Value;
+
+use crate::channel::envelope;
+use crate::jsonrpc;
 
 const KEY: &str = "x-mcp-header";
 /// Deepest schema that is looked through.
@@ -50,6 +54,19 @@ impl ParamHeader {
             Value::Null | Value::Array(_) | Value::Object(_) => None,
         }
     }
+}
+
+/// Returns these headers for the `tools/call` in `body`. Headers of absent arguments are left out.
+pub fn param_headers_of_call(headers: &[ParamHeader], body: &[u8]) -> Vec<(HeaderName, HeaderValue)> {
+    if headers.is_empty() {
+        return Vec::new();
+    }
+    let arguments = jsonrpc::parsed_member(body, &["params", "arguments"]).unwrap_or_default();
+    let of = |header: &ParamHeader| {
+        let value = envelope::encoded(&header.value(&arguments)?)?;
+        Some((HeaderName::try_from(format!("mcp-param-{}", header.name)).ok()?, value))
+    };
+    headers.iter().filter_map(of).collect()
 }
 
 /// A schema with an annotation that breaks the rules.

@@ -61,6 +61,19 @@ pub(super) fn edited(message: &[u8]) -> Vec<u8> {
     jsonrpc::splice(message, splices)
 }
 
+/// Returns the list without tools whose annotations break the rules: clients on HTTP do not see
+/// them. Returns `None` if there are none.
+pub fn without_invalid_tools(message: &[u8]) -> Option<Vec<u8>> {
+    let mut kept = Vec::new();
+    let mut is_shorter = false;
+    for_each_tool(message, |tool| match headers_of(tool) {
+        Some(_) => kept.push(tool.to_owned()),
+        None => is_shorter = true,
+    });
+    let tools = jsonrpc::member(message, &["result", "tools"]).filter(|_| is_shorter)?;
+    Some(jsonrpc::splice(message, vec![(jsonrpc::span(message, tools), format!("[{}]", kept.join(",")))]))
+}
+
 /// Returns the list with the tools of these names as tools without an output schema.
 pub fn without_output_schemas(message: &[u8], names: &[String]) -> Vec<u8> {
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();

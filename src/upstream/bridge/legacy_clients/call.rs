@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::response::Parts;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use serde_json::Map;
 use tokio::sync::mpsc;
 
@@ -16,7 +16,6 @@ use super::session::{ClientResponse, PendingRequest, Running, Session};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
-use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era};
 use crate::protocol::jsonrpc::{self, Message, code, response};
@@ -207,13 +206,9 @@ impl Call {
         };
         let facts = self.tool_facts();
         let mut template = modern(&self.request.template, &self.request.method).with_body(translated.into());
-        for header in facts.iter().flat_map(|facts| &facts.headers) {
-            let arguments = jsonrpc::parsed_member(body, &["params", "arguments"]).unwrap_or_default();
-            let value = header.value(&arguments).as_deref().and_then(envelope::encoded);
-            let name = HeaderName::try_from(format!("mcp-param-{}", header.name));
-            if let (Ok(name), Some(value)) = (name, value) {
-                template = template.with(name, value);
-            }
+        let headers = facts.as_ref().map_or(&[][..], |facts| &facts.headers);
+        for (name, value) in bridge::param_headers_of_call(headers, body) {
+            template = template.with(name, value);
         }
         server.exchange(&template, sent).await
     }
