@@ -308,12 +308,13 @@ async fn there_is_none_while_no_upstream_connection_has_the_call() {
 async fn a_call_that_waits_for_its_server_gets_it() {
     let (mut upstream, proxy, session) = setup_with(|config| {
         with_beats(config);
+        config.delivery.commit_after = Some(SOON);
         config.upstream.wait = Duration::from_secs(60);
     })
     .await;
     upstream.refuse().await;
-    let mut response = proxy.send(&session.post(call(1))).await;
-    response.event().await;
+    let mut response = session.post(call(1)).start(proxy.addr).await.response().await.sse();
+    response.prime().await;
     for value in ["0", "0.000001"] {
         pass(INTERVAL).await;
         let (values, message) = beat(&mut response).await;
