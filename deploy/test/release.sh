@@ -133,6 +133,16 @@ check_rpm() {
     echo "deploy: the .rpm installs, runs and is removed"
 }
 
+# `connects COMMAND...`: a launcher hands the program its arguments, stdin, stdout and exit code.
+connects() {
+    local code=0
+    # shellcheck disable=SC2016  # the program looks for the variable
+    echo '{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}' |
+        "$@" connect https://mcp.example.com/mcp --header 'X-Key: ${MCP_RESUME_TEST_NOPE}' >"$work/said" 2>"$work/log" || code=$?
+    [ $code = 2 ] || die "$* connect ends with $code"
+    grep -q MCP_RESUME_TEST_NOPE "$work/said" || die "$* connect does not answer its host"
+}
+
 check_wheel() {
     # PyPI refuses a wheel whose metadata are wrong.
     target/tools/deploy/venv/bin/python - "$release"/mcp_resume-*.whl <<'PY' || die "the metadata of the wheel are wrong"
@@ -155,6 +165,7 @@ PY
     }
     mkdir "$work/home"
     [ "$(in_uv mcp-resume --version)" = "$said" ] || die "uvx does not run the wheel"
+    connects in_uv mcp-resume
     echo "deploy: the wheel installs and runs, and uvx runs it"
 }
 
@@ -168,6 +179,7 @@ check_npm() {
     )
     [ "$(cd "$work/npm" && npx --no-install mcp-resume --version)" = "$said" ] || die "the npm package's program does not run"
     serves node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js"
+    connects node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js"
     code=0
     (cd "$work/npm" && npx --no-install mcp-resume serve --listen nowhere >/dev/null 2>&1) || code=$?
     [ $code = 2 ] || die "the npm package's program hides an exit code: $code"
