@@ -1,11 +1,15 @@
 //! Large results of servers on stdio, for clients that limit the size of an event.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::support::stdio::{StdioServer, StdioServers};
 use crate::support::*;
 
 const LARGE: usize = 800 * 1024;
+/// Wait for the first message that no result exceeds.
+const LONG: Duration = Duration::from_secs(60);
 const PYTHON: &str = "python-httpx/0.28.1";
 
 fn call(id: u64) -> String {
@@ -17,8 +21,8 @@ fn result(id: u64, bytes: usize) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "result": {"text": "x".repeat(bytes)}})
 }
 
-async fn opened(servers: &StdioServers) -> (Proxy, StdioServer, Session) {
-    let proxy = servers.proxy_with(|config| config.delivery.commit_after = Some(LATER)).await;
+async fn opened(servers: &StdioServers, commit_after: Duration) -> (Proxy, StdioServer, Session) {
+    let proxy = servers.proxy_with(|config| config.delivery.commit_after = Some(commit_after)).await;
     let (server, session) = servers.open(&proxy).await;
     (proxy, server, session)
 }
@@ -26,7 +30,7 @@ async fn opened(servers: &StdioServers) -> (Proxy, StdioServer, Session) {
 #[tokio::test]
 async fn a_large_first_message_is_json_for_clients_in_python_alone() {
     let servers = StdioServers::start().await;
-    let (proxy, mut server, session) = opened(&servers).await;
+    let (proxy, mut server, session) = opened(&servers, LONG).await;
     let both = "application/json, text/event-stream";
     for (id, (agent, accept, bytes, is_json)) in [
         (PYTHON, both, LARGE, true),
@@ -54,7 +58,7 @@ async fn a_large_first_message_is_json_for_clients_in_python_alone() {
 #[tokio::test]
 async fn a_large_result_behind_another_message_or_late_is_an_event() {
     let servers = StdioServers::start().await;
-    let (proxy, mut server, session) = opened(&servers).await;
+    let (proxy, mut server, session) = opened(&servers, LATER).await;
     for is_late in [false, true] {
         let id = 1 + u64::from(is_late);
         let pending = session.post(call(id)).with("User-Agent", PYTHON).start(proxy.addr).await;
@@ -81,7 +85,7 @@ async fn a_large_result_behind_another_message_or_late_is_an_event() {
 #[tokio::test]
 async fn a_large_result_that_was_cut_is_given_to_the_same_post() {
     let servers = StdioServers::start().await;
-    let (proxy, mut server, session) = opened(&servers).await;
+    let (proxy, mut server, session) = opened(&servers, LONG).await;
     let request = session.post(call(1)).with("User-Agent", PYTHON);
     let pending = request.start(proxy.addr).await;
     server.expect("tools/call").await;
