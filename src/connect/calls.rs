@@ -216,6 +216,10 @@ impl Pipe {
         match request.response_in(&message) {
             Some(true) => {
                 if let Some(code) = own_code(&message) {
+                    if code == ErrorCode::StreamLost {
+                        // A `serve` that does not know the stream does not know what the request was.
+                        message = request.failed(Failure::after_send(code));
+                    }
                     return Taken::Failure(message, code);
                 }
                 if is_mismatch(request, &message) {

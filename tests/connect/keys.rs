@@ -215,6 +215,25 @@ async fn held_calls_are_cancelled_at_the_end() {
     host.end().await;
 }
 
+#[tokio::test]
+async fn a_serve_that_has_forgotten_a_stream_of_a_call_ends_it_in_words() {
+    let mut upstream = Upstream::start().await;
+    let mut host = open(&mut upstream).await;
+    host.say(&call(1)).await;
+    let sse = upstream.expect("tools/call").await.sse_with(PROMISE).await;
+    sse.bytes("id: e-7\ndata:\n\n").await;
+    sse.reset().await;
+    let data = json!({"error": "stream_lost", "fault": "client", "mayHaveRun": true});
+    let text = "the stream or the place in it is gone; the request may have been carried out";
+    let lost = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32012, "message": text, "data": data}});
+    let resumed = upstream.expect("GET").await;
+    assert_eq!(resumed.header("last-event-id"), Some("e-7"));
+    resumed.sse_with(PROMISE).await.event_id("e-8", lost.to_string()).await;
+    let answer = host.hear().await;
+    assert_eq!(answer["error"]["data"], data);
+    assert!(error_of(&answer).ends_with(WARNING), "{answer}");
+}
+
 /// Starts `serve` before `upstream`, at `address`.
 async fn serve_at(upstream: &Upstream, address: &str) -> Proxy {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
