@@ -76,7 +76,7 @@ impl Pipe {
             () = answered => return,
         }
         if let Some(key) = entry.key() {
-            self.far.cancel_by_key(&request.id, &key).await;
+            self.cancel_by_key(&request.id, &key).await;
         }
     }
 

@@ -54,7 +54,7 @@ impl Pipe {
     /// Cancels a request that the host will not read any more.
     async fn cancel(&self, id: &RequestId, entry: &Entry) {
         if let Some(key) = entry.key() {
-            self.far.cancel_by_key(id, &key).await;
+            self.cancel_by_key(id, &key).await;
         }
         if !entry.is_modern() && *self.far.state().borrow() == FarState::Ready {
             let params = format!(r#"{{"requestId":{}}}"#, id.to_json());

@@ -172,15 +172,14 @@ impl Far {
 
     /// Cancels a call of a revision without sessions by its key. Its ID may be another process's,
     /// too.
-    pub(super) async fn cancel_by_key(&self, id: &RequestId, key: &CallKey) {
+    pub(super) async fn cancel_by_key(&self, id: &RequestId, key: &CallKey, revision: &str) -> Reply {
         const METHOD: &str = "notifications/cancelled";
-        let Some(revision) = &key.revision else { return };
         let meta = json!({era::VERSION: revision});
         let params = format!(r#"{{"requestId":{},"_meta":{meta}}}"#, id.to_json());
         let body = Bytes::from(format!(r#"{{"jsonrpc":"2.0","method":"{METHOD}","params":{params}}}"#));
         let mut headers = self.modern_headers(METHOD, &body, revision);
         headers.insert(names::IDEMPOTENCY_KEY, key.value.clone());
-        drop(self.send(headers, body).await);
+        self.send(headers, body).await.0
     }
 
     /// Opens the session's GET stream.

@@ -18,6 +18,7 @@ use tracing::{debug, warn};
 use super::far::{Far, FarState, Reply};
 use super::ignored::IgnoredTools;
 use super::input::{HostLine, HostRequest, Input};
+use super::keys::CallKey;
 use super::memory::{Memory, Record};
 use super::output::Output;
 use super::running::{Cancelled, Kind, NotTaken, Running};
@@ -333,11 +334,29 @@ impl Pipe {
 
     /// Posts a message that has no response, until the far side has taken or refused it.
     async fn post_until_taken(&self, body: Bytes) {
+        let post = || {
+            let body = body.clone();
+            async { self.far.post(body).await.0 }
+        };
+        self.until_taken(post).await;
+    }
+
+    /// Cancels a call of a revision without sessions, which has a key. A lost cancel would leave it
+    /// to run for as long as it is held.
+    pub(super) async fn cancel_by_key(&self, id: &RequestId, key: &CallKey) {
+        if let Some(revision) = &key.revision {
+            self.until_taken(|| self.far.cancel_by_key(id, key, revision)).await;
+        }
+    }
+
+    async fn until_taken<F>(&self, post: impl Fn() -> F)
+    where
+        F: Future<Output = Reply>,
+    {
         let until = clock::now() + self.settings.connect.max_wait;
         let mut pauses = PAUSES;
         loop {
-            let (reply, _) = self.far.post(body.clone()).await;
-            match reply {
+            match post().await {
                 Reply::Messages(body) => return self.read_stream(body).await,
                 Reply::Whole { status, .. } if status.is_server_error() && clock::now() < until => {
                     clock::sleep(pauses.next_pause()).await;

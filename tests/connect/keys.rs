@@ -201,6 +201,21 @@ async fn a_call_of_2026_07_28_is_held_and_cancelled_by_its_key() {
 }
 
 #[tokio::test]
+async fn a_cancel_of_a_held_call_is_sent_until_the_far_side_has_it() {
+    let mut upstream = Upstream::start().await;
+    let mut host = open_modern(&mut upstream).await;
+    host.say(&modern_line(1, "tools/call")).await;
+    let call = upstream.expect("tools/call").await;
+    let key = call.header("idempotency-key").expect("a key").to_owned();
+    let _sse = call.sse_with(PROMISE).await;
+    host.say(&cancel(1)).await;
+    upstream.expect("notifications/cancelled").await.reset().await;
+    let again = upstream.expect("notifications/cancelled").await;
+    assert_eq!(again.header("idempotency-key"), Some(&*key));
+    again.status(202).await;
+}
+
+#[tokio::test]
 async fn held_calls_are_cancelled_at_the_end() {
     let mut upstream = Upstream::start().await;
     let mut host = open_modern(&mut upstream).await;
