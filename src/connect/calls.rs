@@ -84,6 +84,9 @@ impl Pipe {
     /// first one after which the request may have run, unless a later one says more.
     async fn attempts(&self, request: &HostRequest, entry: &Entry) -> Option<Bytes> {
         let has_effects = !effects::are_absent(&request.body);
+        if has_effects {
+            self.learn_promise(request).await;
+        }
         let max_wait = self.settings.connect.max_wait;
         let new_key = || {
             let promise = self.far.promise().filter(|_| has_effects);

@@ -8,6 +8,9 @@ use http::HeaderValue;
 
 /// Source of the `Authorization` of requests.
 pub trait Credentials: Send + Sync {
+    /// Returns true if requests have a credential.
+    fn has_any(&self) -> bool;
+
     /// Returns the value for the next request, or `None` without one.
     fn authorization(&self) -> Option<HeaderValue>;
 
@@ -25,6 +28,10 @@ pub(super) struct OwnHeaders {
 }
 
 impl Credentials for OwnHeaders {
+    fn has_any(&self) -> bool {
+        !self.names.is_empty()
+    }
+
     fn authorization(&self) -> Option<HeaderValue> {
         None
     }

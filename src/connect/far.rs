@@ -41,8 +41,9 @@ pub(super) struct Far {
     credentials: Arc<dyn Credentials>,
     session: Mutex<SessionHeaders>,
     state: watch::Sender<FarState>,
-    /// Promise of a `serve` at the far side.
-    promise: Mutex<Option<Promise>>,
+    /// Promise of a `serve` at the far side, or `None` before a response has shown whether it has
+    /// one.
+    promise: Mutex<Option<Option<Promise>>>,
 }
 
 /// State of the session.
@@ -139,7 +140,12 @@ impl Far {
 
     /// Returns the last promise of a `serve` at the far side.
     pub(super) fn promise(&self) -> Option<Promise> {
-        sync::lock(&self.promise).clone()
+        sync::lock(&self.promise).clone().flatten()
+    }
+
+    /// Returns true once a response has shown whether the far side promises anything.
+    pub(super) fn knows_promise(&self) -> bool {
+        sync::lock(&self.promise).is_some()
     }
 
     /// Posts a request, with the headers of its key.
@@ -212,10 +218,10 @@ impl Far {
         }
         let session = response.headers().get(names::MCP_SESSION_ID).cloned();
         match response.headers().get(names::MCP_RESUME) {
-            Some(promise) => *sync::lock(&self.promise) = Promise::parse(promise),
+            Some(promise) => *sync::lock(&self.promise) = Some(Promise::parse(promise)),
             // A server without `serve` has taken the place.
             None if response.status().is_success() && !respond::has_own_head(&response) => {
-                *sync::lock(&self.promise) = None
+                *sync::lock(&self.promise) = Some(None)
             }
             None => {}
         }

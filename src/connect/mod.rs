@@ -11,10 +11,10 @@
 //! heartbeats, and proofs of delivery.
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
-//! session ([`opening`], [`memory`], [`pipe`], [`end`]), the way of a request ([`waiting`],
-//! [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options ([`settings`],
-//! [`headers`]) and the place of the credentials ([`credentials`]). Absent: resumption, revival, waiting for a server,
-//! translation, tasks; a sign-in.
+//! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), the way of a request
+//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options
+//! ([`settings`], [`headers`]) and the place of the credentials ([`credentials`]). Absent:
+//! resumption, revival, waiting for a server, translation, tasks; a sign-in.
 
 mod calls;
 mod credentials;
@@ -29,6 +29,7 @@ mod opening;
 mod output;
 mod pipe;
 mod platform;
+mod probes;
 mod refused;
 mod running;
 mod settings;

@@ -21,16 +21,14 @@ use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::jsonrpc::{self, Body, Message, code, response};
+use crate::protocol::jsonrpc::{self, Body, Message, response};
 
 /// Time until the host has its answer.
-const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
 /// Pauses before the far side is asked again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// Revisions with sessions, the newest first.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-/// Revision of a request that names none.
-const MODERN: &str = "2026-07-28";
 /// The error of a proxy that no wait repairs.
 const FINAL: ErrorCode = ErrorCode::UpstreamRedirect;
 /// Most messages that are kept before the answer to `initialize`.
@@ -149,22 +147,6 @@ impl Pipe {
                 self.output.write(Bytes::from_static(message.as_bytes())).await;
             }
         }
-    }
-
-    /// Answers a probe for the revisions without sessions, in time.
-    pub(super) async fn discover(&self, request: HostRequest) {
-        let revision = request.revision.clone().unwrap_or_else(|| MODERN.into());
-        let reply = tokio::time::timeout(ANSWER_WITHIN, self.far.post_modern(&request, &revision)).await;
-        let body = match reply {
-            Ok(reply) => reply.response_to(&request).await,
-            Err(_) => None,
-        };
-        let is_answer = |body: &Bytes| {
-            let speaks_of_revisions = |code| matches!(code, code::UNSUPPORTED_VERSION | code::MISSING_CAPABILITY);
-            request.response_in(body).is_some() && jsonrpc::error_code(body).is_none_or(speaks_of_revisions)
-        };
-        let answer = body.filter(is_answer).unwrap_or_else(|| response::method_not_found(&request.id).into());
-        self.respond(&request.id, answer).await;
     }
 }
 

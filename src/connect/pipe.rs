@@ -84,6 +84,8 @@ pub(super) struct Pipe {
     /// Time until which lists wait for the session.
     lists_until: OnceLock<Instant>,
     notifications: mpsc::Sender<Bytes>,
+    /// Held while this process asks the far side for its promise.
+    pub(super) probing: tokio::sync::Mutex<()>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -104,6 +106,7 @@ impl Pipe {
             greeted: OnceLock::new(),
             lists_until: OnceLock::new(),
             notifications,
+            probing: tokio::sync::Mutex::default(),
             tasks: Mutex::default(),
         };
         (Arc::new(pipe), queue)

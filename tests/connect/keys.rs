@@ -201,6 +201,47 @@ async fn a_call_of_2026_07_28_is_held_and_cancelled_by_its_key() {
 }
 
 #[tokio::test]
+async fn a_host_that_has_probed_elsewhere_has_the_promise_before_its_first_call() {
+    let mut upstream = Upstream::start().await;
+    let headers = vec!["Authorization: Bearer b".to_owned()];
+    let mut host = Host::start(Options { headers, ..options(&upstream.url()) });
+    for id in [1, 2] {
+        host.say(&modern_line(id, "tools/call")).await;
+    }
+    let question = upstream.expect("server/discover").await;
+    assert_eq!(question.header("mcp-protocol-version"), Some(V2026));
+    assert_eq!(question.json_body()["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], V2026);
+    question.reset().await;
+    // No call is sent before, and the second one asks nothing.
+    let question = upstream.expect("server/discover").await;
+    question.json_with(200, PROMISE, r#"{"jsonrpc":"2.0","id":"mcp-resume","result":{}}"#.to_owned()).await;
+    for _ in 0..2 {
+        let call = upstream.expect("tools/call").await;
+        assert!(call.header("idempotency-key").is_some());
+        let id = call.json_body()["id"].clone();
+        call.json_with(200, PROMISE, content(id, "once")).await;
+        assert_eq!(text_of(&host.hear().await), "once");
+    }
+}
+
+#[tokio::test]
+async fn a_far_side_that_knows_no_probe_gets_the_first_call_without_a_key() {
+    let mut upstream = Upstream::start().await;
+    let headers = vec!["Authorization: Bearer b".to_owned()];
+    let mut host = Host::start(Options { headers, ..options(&upstream.url()) });
+    host.say(&modern_line(1, "tools/call")).await;
+    upstream.expect("server/discover").await.status(404).await;
+    let call = upstream.expect("tools/call").await;
+    assert_eq!(call.header("idempotency-key"), None);
+    call.json(200, content(1, "once")).await;
+    assert_eq!(text_of(&host.hear().await), "once");
+    // Its response has shown that there is no promise.
+    host.say(&modern_line(2, "tools/call")).await;
+    upstream.expect("tools/call").await.json(200, content(2, "two")).await;
+    host.hear().await;
+}
+
+#[tokio::test]
 async fn a_cancel_of_a_held_call_is_sent_until_the_far_side_has_it() {
     let mut upstream = Upstream::start().await;
     let mut host = open_modern(&mut upstream).await;

@@ -136,3 +136,17 @@ async fn a_known_server_that_is_away_is_answered_for_by_memory() {
     assert_eq!(host.hear().await["result"], list["result"]);
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+#[tokio::test]
+async fn a_probe_whose_connection_broke_is_sent_again() {
+    let mut upstream = Upstream::start().await;
+    let mut host = Host::before(&upstream.url());
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": V2026});
+    let probe = json!({"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": meta}});
+    host.say(&probe.to_string()).await;
+    upstream.expect("server/discover").await.reset().await;
+    upstream.expect("server/discover").await.status(502).await;
+    let answer = json!({"jsonrpc": "2.0", "id": 1, "result": {"supportedVersions": [V2026]}});
+    upstream.expect("server/discover").await.json(200, answer.to_string()).await;
+    assert_eq!(host.hear().await, answer);
+}
