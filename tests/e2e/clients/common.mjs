@@ -22,6 +22,7 @@ const { values } = parseArgs({
 
 export const flags = {
     url: new URL(values.url),
+    program: programOf(values.url),
     tool: values.tool,
     args: JSON.parse(values.args),
     mode: values.mode,
@@ -32,6 +33,13 @@ export const flags = {
     then: values.then === 'true',
     login: values.login === 'true'
 };
+
+/** The parameters of a transport on stdio for `stdio:["program",…]`, or `undefined` for any other URL. */
+function programOf(url) {
+    if (!url.startsWith('stdio:')) return undefined;
+    const [command, ...args] = JSON.parse(url.slice('stdio:'.length));
+    return { command, args, env: process.env };
+}
 
 /** Options of the SDK for a call: with --deadline-ms it gives up after so long without progress. */
 export const deadline = {};

@@ -22,6 +22,14 @@ flags = parser.parse_args()
 deadline = flags.deadline_ms and flags.deadline_ms / 1000
 
 
+def program():
+    """Returns the parameters of a transport on stdio for `stdio:["program",…]`, or `None` for any other URL."""
+    if not flags.url.startswith("stdio:"):
+        return None
+    command, *arguments = json.loads(flags.url.removeprefix("stdio:"))
+    return {"command": command, "args": arguments, "env": dict(os.environ)}
+
+
 def say(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
 

@@ -7,6 +7,7 @@ from common import (
     main,
     make_calls,
     on_progress,
+    program,
     say,
     say_change,
     say_connected,
@@ -15,6 +16,7 @@ from common import (
 from fastmcp import Client
 from fastmcp.client.auth import OAuth
 from fastmcp.client.elicitation import ElicitResult
+from fastmcp.client.transports import StdioTransport
 from login import Browser
 from mcp.client.auth import AuthorizationCodeResult
 
@@ -56,8 +58,9 @@ class Login(OAuth):
 
 
 async def session():
+    parameters = program()
     client = Client(
-        flags.url,
+        StdioTransport(**parameters, keep_alive=False) if parameters else flags.url,
         auth=Login() if flags.login == "true" else None,
         mode="legacy" if flags.mode == "legacy" else "auto",
         sampling_handler=sample,

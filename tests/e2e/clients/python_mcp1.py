@@ -11,14 +11,16 @@ from common import (
     main,
     make_calls,
     on_progress,
+    program,
     say,
     say_change,
     say_connected,
     say_result,
 )
 from login import CALLBACK, Browser, Storage
-from mcp import ClientSession
+from mcp import ClientSession, StdioServerParameters
 from mcp.client.auth import OAuthClientProvider
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import OAuthClientMetadata
@@ -56,10 +58,16 @@ def login():
     return OAuthClientProvider(flags.url, metadata, Storage(), browser.redirect, browser.callback)
 
 
+def connection(http):
+    if parameters := program():
+        return stdio_client(StdioServerParameters(**parameters))
+    return streamable_http_client(flags.url, http_client=http)
+
+
 async def session():
     async with (
         create_mcp_http_client(auth=login() if flags.login == "true" else None) as http,
-        streamable_http_client(flags.url, http_client=http) as (reader, writer, _),
+        connection(http) as (reader, writer, *_),
         ClientSession(
             reader,
             writer,

@@ -9,13 +9,14 @@ from common import (
     main,
     make_calls,
     on_progress,
+    program,
     say,
     say_change,
     say_connected,
     say_result,
 )
 from login import CALLBACK, Browser, Storage
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
@@ -69,7 +70,9 @@ async def listen(client):
 
 
 def server():
-    """What the client connects to: the URL, with the SDK's provider for a server that asks for a sign-in."""
+    """What the client connects to: a program, or the URL, with the SDK's provider for a server that asks for a sign-in."""
+    if parameters := program():
+        return StdioServerParameters(**parameters)
     if flags.login == "false":
         return flags.url
     browser = Browser(lambda answer: AuthorizationCodeResult(**answer))

@@ -1,6 +1,7 @@
 // Tool calls through the stock TypeScript SDK v1.
 
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import {
     CreateMessageRequestSchema,
@@ -41,7 +42,11 @@ const request = attempt => authProvider?.around(attempt, answer => transport.fin
 await main(
     async () => {
         await request(() => {
-            transport = new StreamableHTTPClientTransport(flags.url, { authProvider });
+            transport = flags.program
+                ? new StdioClientTransport(flags.program)
+                : new StreamableHTTPClientTransport(flags.url, { authProvider });
+            // Told to transports that have this method alone.
+            transport.setProtocolVersion ??= protocol => (transport.protocolVersion = protocol);
             return client.connect(transport);
         });
         return transport.protocolVersion;

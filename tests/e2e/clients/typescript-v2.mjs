@@ -1,6 +1,7 @@
 // Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default; `--mode auto` asks for it.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+import { StdioClientTransport } from '@modelcontextprotocol/client/stdio';
 import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
 import { Login } from './login.mjs';
 
@@ -24,7 +25,9 @@ const request = attempt => authProvider?.around(attempt, answer => transport.fin
 await main(
     async () => {
         await request(() => {
-            transport = new StreamableHTTPClientTransport(flags.url, { authProvider });
+            transport = flags.program
+                ? new StdioClientTransport(flags.program)
+                : new StreamableHTTPClientTransport(flags.url, { authProvider });
             return client.connect(transport);
         });
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;

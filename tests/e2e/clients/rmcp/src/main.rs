@@ -24,11 +24,12 @@ use rmcp::{
     },
     service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService},
     transport::{
-        StreamableHttpClientTransport, auth::AuthClient, streamable_http_client::StreamableHttpClientTransportConfig,
+        StreamableHttpClientTransport, TokioChildProcess, auth::AuthClient, streamable_http_client::StreamableHttpClientTransportConfig,
     },
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
 
 fn say(line: &Value) {
     println!("{line}");
@@ -167,7 +168,9 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
         _ => ClientLifecycleMode::Initialize,
     };
     let witness = Witness { tasks: flags.get("tasks").is_some_and(|tasks| tasks == "true") };
-    let client = if flags.get("login").is_some_and(|login| login == "true") {
+    let client = if let Some(words) = url.strip_prefix("stdio:") {
+        witness.serve_with_lifecycle(TokioChildProcess::new(command(words)?)?, lifecycle).await?
+    } else if flags.get("login").is_some_and(|login| login == "true") {
         let signed_in = AuthClient::new(reqwest::Client::new(), login::sign_in(url).await?);
         let endpoint = StreamableHttpClientTransportConfig::with_uri(url);
         let transport = StreamableHttpClientTransport::with_client(signed_in, endpoint);
@@ -201,6 +204,15 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     tokio::time::sleep(linger).await;
     client.cancel().await?;
     Ok(())
+}
+
+/// The command of a server on stdio, given as a JSON array.
+fn command(words: &str) -> Result<Command, Box<dyn Error>> {
+    let words: Vec<String> = serde_json::from_str(words)?;
+    let (program, arguments) = words.split_first().ok_or("a program is needed")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    Ok(command)
 }
 
 /// Tells of changes of the list of tools, for the rest of the session.
