@@ -26,9 +26,10 @@ class Cut:
 
     `at`: "request": once the request was passed on, before any response; "silence": `n` milliseconds after that, if no event
     came; "head": after the response's head alone; "event": after `n` events with data (0: before the first); "final": in the
-    middle of the event that carries the response. `how`: "rst" or "fin". `on`: the exchange to cut, a tool call ("call"), a poll
-    of a task ("poll") or the session's standalone stream ("standalone"). `resumes`: cut resumed requests as well. `away`:
-    seconds without new connections after a cut. `primed`: a silence counts from the first id without data, not from the request.
+    middle of the event that carries the response; "byte": behind `n` bytes of the response. `how`: "rst" or "fin". `on`: the
+    exchange to cut, a tool call ("call"), a poll of a task ("poll"), a client response ("answer"), the session's standalone stream
+    ("standalone"), or a method. `resumes`: cut resumed requests as well. `away`: seconds without new connections after a cut.
+    `primed`: a silence counts from the first id without data, not from the request.
     """
 
     at: str
@@ -78,12 +79,16 @@ class Exchange:
         return [message for message in (parsed if isinstance(parsed, list) else [parsed]) if isinstance(message, dict)]
 
     @property
+    def methods(self):
+        return [message["method"] for message in self.messages if "method" in message]
+
+    @property
     def is_call(self):
-        return any(message.get("method") == "tools/call" for message in self.messages)
+        return "tools/call" in self.methods
 
     @property
     def is_poll(self):
-        return any(message.get("method") == "tasks/get" for message in self.messages)
+        return "tasks/get" in self.methods
 
     @property
     def kind(self):
@@ -91,6 +96,8 @@ class Exchange:
             return "standalone"
         if self.is_call:
             return "call"
+        if self.is_answer:
+            return "answer"
         return "poll" if self.is_poll else "other"
 
     @property
@@ -107,6 +114,26 @@ class Exchange:
         return self.method == "POST" and any(
             "method" not in message and ("result" in message or "error" in message) for message in self.messages
         )
+
+
+class Spent(Exception):
+    """The bytes before the place of a cut are written."""
+
+
+class Limited:
+    """Writes `left` bytes, and raises `Spent` then."""
+
+    def __init__(self, writer, left):
+        self._writer, self._left = writer, left
+
+    def write(self, piece):
+        self._writer.write(piece[: self._left])
+        self._left -= len(piece)
+        if self._left <= 0:
+            raise Spent
+
+    async def drain(self):
+        await self._writer.drain()
 
 
 class Severed(Exception):
@@ -295,7 +322,7 @@ class Relay:
             and cut.at == at
             and (n is None or cut.n == n)
             and self.cuts < cut.times
-            and (exchange.kind == cut.on or (cut.resumes and exchange.is_resume))
+            and (exchange.kind == cut.on or cut.on in exchange.methods or (cut.resumes and exchange.is_resume))
         )
 
     async def _sever(self, exchange):
@@ -311,10 +338,12 @@ class Relay:
         if self._due(exchange, "request"):
             await self._sever(exchange)
         patience = self.cut.n / 1000 if self._due(exchange, "silence") and not self.cut.primed else None
+        if self._due(exchange, "byte"):
+            writer = Limited(writer, self.cut.n)
         try:
             async with asyncio.timeout(patience) as silence:
                 return await self._answer(exchange, raw, connection, writer, silence)
-        except TimeoutError:
+        except (TimeoutError, Spent):
             await self._sever(exchange)
 
     async def _head(self, exchange, raw, connection):

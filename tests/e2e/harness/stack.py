@@ -591,6 +591,11 @@ class Client:
         if self._process.returncode is None:
             await self.kill()
 
+    @property
+    def pid(self):
+        """The process of a client that is not preloaded."""
+        return self._process.pid
+
     async def _read(self):
         loop = asyncio.get_running_loop()
         async for line in self._process.stdout:
