@@ -107,7 +107,7 @@ impl Source for ReplicaTls {
     fn load_material(&self) -> Result<Credentials, Error> {
         // Pingora panics on files that it cannot use, so they are checked first.
         let Self(tls) = self;
-        UpstreamTls { ca: tls.ca.clone(), identity: tls.identity.clone() }.load_material()?;
+        UpstreamTls { ca: tls.ca.clone(), identity: tls.identity.clone(), ..UpstreamTls::default() }.load_material()?;
         let authorities = tls.ca.as_deref().map(authorities_of).transpose()?;
         let identity = tls.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
         Ok(Credentials { authorities, identity })

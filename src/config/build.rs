@@ -346,7 +346,7 @@ fn refuse_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &
 
 fn upstream_tls(reader: &mut Reader) -> UpstreamTls {
     let ca = reader.section("upstream.tls").text("ca", file).flatten();
-    UpstreamTls { ca, identity: key_pair(reader, "upstream.tls") }
+    UpstreamTls { ca, identity: key_pair(reader, "upstream.tls"), ..UpstreamTls::default() }
 }
 
 /// Returns the configured host names, or `None` by default.

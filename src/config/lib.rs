@@ -48,7 +48,7 @@ pub use public_url::{PublicUrl, PublicUrlError, public_host};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
 pub use tasks::{LegacyTasks, TaskSupport, Tasks};
-pub use upstream::{AnswerPings, HostHeader, SessionCookies, SseServer, Upstream, UpstreamTls};
+pub use upstream::{AnswerPings, FurtherRoots, HostHeader, SessionCookies, SseServer, Upstream, UpstreamTls};
 pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::{HashMap, HashSet};

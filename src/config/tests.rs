@@ -447,7 +447,7 @@ fn tls_is_configured_in_sections_of_its_own() {
         ("MCP_RESUME_UPSTREAM__TLS__KEY", "k.pem"),
     ];
     let upstream = Config::load(None, owned(&env), flags).unwrap().upstream;
-    assert_eq!(upstream.tls, UpstreamTls { ca: Some("ca.pem".into()), identity: Some(pair) });
+    assert_eq!(upstream.tls, UpstreamTls { ca: Some("ca.pem".into()), identity: Some(pair), ..UpstreamTls::default() });
 }
 
 #[test]

@@ -122,6 +122,18 @@ pub struct UpstreamTls {
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,
+    /// Authorities beside the system's, which are the only ones otherwise. Without a key.
+    pub further: Option<FurtherRoots>,
+}
+
+/// Authorities that are trusted beside the system's, as far as their files can be used. A refusal
+/// names the authority that it refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FurtherRoots {
+    /// PEM files.
+    pub files: Vec<PathBuf>,
+    /// Folders of PEM files.
+    pub folders: Vec<PathBuf>,
 }
 
 /// The `Host` header sent upstream.

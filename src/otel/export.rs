@@ -125,7 +125,7 @@ pub(super) fn tls_config(config: &config::Otel) -> Result<ClientConfig, tls::Err
     if !config.endpoint.is_https() {
         return tls::trusting_none().map(Arc::unwrap_or_clone);
     }
-    let files = ClientFiles::load(UpstreamTls { ca: config.ca.clone(), identity: None })?;
+    let files = ClientFiles::load(UpstreamTls { ca: config.ca.clone(), ..UpstreamTls::default() })?;
     let mut tls = (*files.current()).clone();
     // The connector sets them.
     tls.alpn_protocols.clear();

@@ -24,7 +24,7 @@ pub fn check_files(config: &Config) -> Vec<Error> {
         Server::new(config.upstream.clone()).map(|_| ()).map_err(Error::Tls)
     }));
     if let Some(otel) = &config.otel {
-        let files = UpstreamTls { ca: otel.ca.clone(), identity: None };
+        let files = UpstreamTls { ca: otel.ca.clone(), ..UpstreamTls::default() };
         errors.extend(unusable(&files, || otel::check(otel).map_err(Error::Traces)));
     }
     errors.extend(ingress::read_document(&config.listen).err().map(Error::ResourceMetadata));
@@ -33,7 +33,7 @@ pub fn check_files(config: &Config) -> Vec<Error> {
         config::Store::Memory | config::Store::Disk(_) => {}
         config::Store::Redis(redis) => {
             let RedisStore { ca, identity, .. } = redis;
-            let files = UpstreamTls { ca: ca.clone(), identity: identity.clone() };
+            let files = UpstreamTls { ca: ca.clone(), identity: identity.clone(), ..UpstreamTls::default() };
             errors.extend(unusable(&files, || Redis::check(store_setup::redis_options(redis)).map_err(Error::Redis)));
         }
     }
@@ -62,7 +62,11 @@ mod tests {
             |side: &str| KeyPair { cert: format!("/no/{side}.crt").into(), key: format!("/no/{side}.key").into() };
         let mut config = Config::for_upstream("https://127.0.0.1:9/mcp").expect("a usable URL");
         config.listen.tls = Some(ListenTls { identity: pair("listener"), client_ca: Some("/no/clients.crt".into()) });
-        config.upstream.tls = UpstreamTls { ca: Some("/no/servers.crt".into()), identity: Some(pair("upstream")) };
+        config.upstream.tls = UpstreamTls {
+            ca: Some("/no/servers.crt".into()),
+            identity: Some(pair("upstream")),
+            ..UpstreamTls::default()
+        };
         let messages: Vec<String> = check_files(&config).iter().map(ToString::to_string).collect();
         for file in ["listener.crt", "listener.key", "clients.crt", "upstream.crt", "upstream.key", "servers.crt"] {
             assert_eq!(

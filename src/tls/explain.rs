@@ -5,7 +5,9 @@
 
 use std::io;
 
-use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage, OtherError};
+
+use super::authority::UnknownAuthority;
 
 /// Describes the error of a failed handshake, or of a read after it.
 pub fn explain(error: &io::Error) -> String {
@@ -27,6 +29,25 @@ pub fn is_plain(error: &io::Error) -> bool {
 /// parameters, or sent an alert.
 pub fn is_of_tls(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidCertificate(_) | Error::AlertReceived(_) | Error::PeerIncompatible(_)))
+}
+
+/// Describes the error of a handshake that comes again at each attempt: a certificate or a parameter
+/// is refused, or the peer does not speak TLS. Returns `None` for any other. Of the peer's bytes the
+/// text has the name of an unknown authority alone.
+pub fn refusal(error: &io::Error) -> Option<String> {
+    let refused = of_tls(error)?;
+    let is_final = match refused {
+        Error::AlertReceived(alert) => {
+            !matches!(alert, AlertDescription::InternalError | AlertDescription::UserCanceled)
+        }
+        _ => is_of_tls(error) || is_plain(error),
+    };
+    let is_of_other_name =
+        matches!(refused, Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. }));
+    let text = || {
+        if is_of_other_name { certificate(&CertificateError::NotValidForName) } else { describe(refused) }
+    };
+    is_final.then(text)
 }
 
 fn of_tls(error: &io::Error) -> Option<&Error> {
@@ -80,6 +101,7 @@ fn certificate(error: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "the certificate is for another purpose (extendedKeyUsage)".to_owned()
         }
+        CertificateError::Other(OtherError(error)) if error.is::<UnknownAuthority>() => error.to_string(),
         CertificateError::Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
             "the certificate is one of an authority (CA:TRUE), which cannot stand for a server or a client".to_owned()
         }
@@ -161,6 +183,20 @@ mod tests {
             assert_eq!(explain(&io::Error::new(io::ErrorKind::InvalidData, error)), text);
         }
         assert_eq!(explain(&io::Error::other("broken")), "broken");
+    }
+
+    #[test]
+    fn a_refusal_that_comes_again_is_told_without_the_peers_names() {
+        let of = |error| refusal(&io::Error::new(io::ErrorKind::InvalidData, error));
+        let for_name = CertificateError::NotValidForNameContext {
+            expected: ServerName::try_from("mcp.example.com").unwrap(),
+            presented: vec!["a.example".to_owned()],
+        };
+        assert_eq!(of(Error::InvalidCertificate(for_name)).as_deref(), Some("the certificate is for another name"));
+        assert!(of(Error::AlertReceived(AlertDescription::CertificateRequired)).is_some());
+        assert!(of(Error::InvalidMessage(InvalidMessage::InvalidContentType)).is_some());
+        assert_eq!(of(Error::AlertReceived(AlertDescription::InternalError)), None);
+        assert_eq!(refusal(&io::Error::from(io::ErrorKind::ConnectionReset)), None);
     }
 
     #[test]

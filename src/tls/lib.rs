@@ -6,6 +6,7 @@
 //! cannot be used. Absent: sockets, handshakes, and the task that calls it at an interval and at
 //! SIGHUP ([`reload_task`]).
 
+mod authority;
 mod explain;
 mod metrics;
 pub mod reload_task;
@@ -16,6 +17,7 @@ use std::{fs, io};
 
 use sha2::{Digest, Sha256};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -24,11 +26,12 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
 
-pub use explain::{explain, is_of_tls, is_plain};
+use self::authority::NamingVerifier;
+pub use explain::{explain, is_of_tls, is_plain, refusal};
 pub use metrics::Metrics;
 
 use mcp_resume_base::sync;
-use mcp_resume_config::{KeyPair, ListenTls, UpstreamTls};
+use mcp_resume_config::{FurtherRoots, KeyPair, ListenTls, UpstreamTls};
 
 /// Protocols offered inside TLS, in order of preference.
 const ALPN: [&[u8]; 2] = [HTTP2, b"http/1.1"];
@@ -82,9 +85,10 @@ fn provider() -> Arc<CryptoProvider> {
 /// Creates the configuration for connections to the upstream.
 fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
-    let authorities = match &tls.ca {
-        Some(path) => certificates(path, &read(path)?)?,
-        None => rustls_native_certs::load_native_certs().certs,
+    let authorities = match (&tls.ca, &tls.further) {
+        (Some(path), _) => certificates(path, &read(path)?)?,
+        (None, None) => rustls_native_certs::load_native_certs().certs,
+        (None, Some(further)) => [of_system(), of_further(further)].concat(),
     };
     // The system's list may hold unusable authorities; a configured file may not.
     let (added, refused) = roots.add_parsable_certificates(authorities);
@@ -95,9 +99,14 @@ fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
         None if added == 0 => return Err(Error::NoAuthorities),
         Some(_) | None => {}
     }
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots);
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder = if tls.further.is_some() {
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider()).build();
+        let verifier = verifier.map_err(|_| Error::NoAuthorities)?;
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(NamingVerifier(verifier)))
+    } else {
+        builder.with_root_certificates(roots)
+    };
     let mut config = match &tls.identity {
         Some(pair) => {
             let (chain, key) = parse(pair, &read(&pair.cert)?, &read(&pair.key)?)?;
@@ -108,6 +117,44 @@ fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     };
     config.alpn_protocols = ALPN.map(Vec::from).into();
     Ok(config)
+}
+
+/// Places of the system's authorities. The library knows them too, but reads the files of
+/// `SSL_CERT_FILE` and `SSL_CERT_DIR` in their place.
+#[cfg(target_os = "linux")]
+const OF_SYSTEM: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/opt/etc/ssl/certs/ca-certificates.crt",
+];
+
+/// Returns the system's authorities, whatever the environment says. On other systems than Linux,
+/// those of the environment stand in their place.
+fn of_system() -> Chain {
+    #[cfg(target_os = "linux")]
+    if let Some(path) = OF_SYSTEM.iter().map(Path::new).find(|path| path.exists()) {
+        return rustls_native_certs::load_certs_from_paths(Some(path), None).certs;
+    }
+    rustls_native_certs::load_native_certs().certs
+}
+
+/// Returns the authorities of these files and folders. A file that cannot be used is logged, as
+/// other programs ignore it as well.
+fn of_further(further: &FurtherRoots) -> Chain {
+    let files = further.files.iter().map(|file| (Some(&**file), None));
+    let places = files.chain(further.folders.iter().map(|folder| (None, Some(&**folder))));
+    let load = |(file, folder): (Option<&Path>, Option<&Path>)| {
+        let loaded = rustls_native_certs::load_certs_from_paths(file, folder);
+        if loaded.certs.is_empty() {
+            let path = file.or(folder).unwrap_or(Path::new("")).display();
+            warn!(%path, "there is no authority in PEM form in a file or folder that was given for authorities");
+        }
+        loaded.certs
+    };
+    places.flat_map(load).collect()
 }
 
 /// Creates a client configuration that trusts no certificate. Its handshakes only show if the peer
@@ -279,7 +326,8 @@ impl Source for UpstreamTls {
 
     fn paths(&self) -> Vec<&Path> {
         let identity = self.identity.iter().flat_map(|pair| [&pair.cert, &pair.key]);
-        self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
+        let further = self.further.iter().flat_map(|further| &further.files);
+        self.ca.iter().chain(further).chain(identity).map(PathBuf::as_path).collect()
     }
 
     fn load_material(&self) -> Result<Arc<ClientConfig>, Error> {

@@ -1,6 +1,6 @@
 //! Certificates made for one test, in a directory that goes with it.
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,12 +19,19 @@ pub(crate) struct Pki {
 
 impl Pki {
     pub(crate) fn new() -> Pki {
+        Pki::named("rcgen self signed cert")
+    }
+
+    /// Creates an authority of this name.
+    pub(crate) fn named(name: &str) -> Pki {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::SeqCst);
         let dir = std::env::temp_dir().join(format!("mcp-resume-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir).expect("a directory");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
         let authority =
             CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
         let pki = Pki { dir, authority };
@@ -45,7 +52,12 @@ impl Pki {
 
     /// Puts another certificate into the same files.
     pub(crate) fn issue(&self) {
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        self.issue_for(&["localhost", "127.0.0.1"]);
+    }
+
+    /// Puts a certificate for these names into the same files.
+    pub(crate) fn issue_for(&self, names: &[&str]) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(names).expect("good names");
         let cert = params.signed_by(&key, &self.authority).expect("a certificate");
