@@ -27,7 +27,7 @@ use super::{
     Admin, AnswerPings, Auth, ClientVariable, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
     ListenTls, Log, LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
     Replica, ResumeTokens, SessionCookies, Sessions, SseServer, StaticHeaders, Store, TaskSupport, ToolOverrides,
-    Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Turns, Upstream, UpstreamTls, UpstreamUrl, Way,
 };
 use mcp_resume_protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use mcp_resume_protocol::classify;
@@ -218,6 +218,7 @@ fn upstream(reader: &mut Reader) -> (Upstream, bool) {
         recognisable: if command.is_none() && sse_url.is_none() { Some(on_sse(url.clone())) } else { None },
         sse: sse_url.map(on_sse),
         tls: upstream_tls(reader),
+        way: Way::default(),
         url,
         command,
     };

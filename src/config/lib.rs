@@ -35,6 +35,7 @@ mod tests;
 mod upstream;
 mod url;
 mod value;
+mod way;
 
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use bridge::{Bridge, ModernClients};
@@ -50,6 +51,7 @@ pub use target::{Location, Target, TargetError};
 pub use tasks::{LegacyTasks, TaskSupport, Tasks};
 pub use upstream::{AnswerPings, FurtherRoots, HostHeader, SessionCookies, SseServer, Upstream, UpstreamTls};
 pub use url::{UpstreamUrl, UrlError};
+pub use way::{Liveness, Proxies, Proxy, Way};
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use super::{Command, KeyPair, StaticHeaders, UpstreamUrl};
+use super::{Command, KeyPair, StaticHeaders, UpstreamUrl, Way};
 use mcp_resume_protocol::session_cookies::CookieName;
 
 /// Connections to the MCP server.
@@ -49,6 +49,8 @@ pub struct Upstream {
     /// Longest time without a message in a session with a running call before a ping to the server,
     /// or `None` for no pings.
     pub keepalive: Option<Duration>,
+    /// Way to the server. Without a key.
+    pub way: Way,
     /// Server on stdio, or `None` for one on HTTP. [`Self::url`] then names no server.
     pub command: Option<Command>,
     /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the

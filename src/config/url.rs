@@ -61,6 +61,12 @@ impl UpstreamUrl {
         if self.is_https { 443 } else { 80 }
     }
 
+    /// Returns the same URL on https, on its default port.
+    pub fn to_https(&self) -> Self {
+        let host = self.authority.host().parse().unwrap_or_else(|_| self.authority.clone());
+        Self { is_https: true, authority: host, ..self.clone() }
+    }
+
     /// Returns the host, and the port if one was given.
     pub fn authority(&self) -> &Authority {
         &self.authority

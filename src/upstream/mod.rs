@@ -46,7 +46,7 @@ pub use server::reach::Reachability;
 pub use server::request::{Body, Template};
 pub use server::response_body::ResponseBody;
 pub use server::synthetic::gap_warning;
-pub use server::{Dial, DialFuture, Recognition, Server, SseServer, Wire};
+pub use server::{Dial, DialFuture, Recognition, Server, SseServer, Wire, probe_open_connections};
 pub use session_refusals::Revivals;
 pub use stack::{SessionRules, Upstream};
 pub use token_probe::ProbeOutcome;

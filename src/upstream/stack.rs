@@ -405,7 +405,7 @@ impl Upstream {
             let document = document_request(request, target.clone(), Body::Passthrough(whole(Bytes::new())));
             let response = tokio::time::timeout(HEAD_WAIT, self.forward_once(document, client, None)).await;
             let Ok(response) = response else { return Err(Failure::before_run(ErrorCode::UpstreamTimeout)) };
-            let Unanswered { failure, is_unconnected } = match response {
+            let Unanswered { failure, is_unconnected, .. } = match response {
                 Ok(response) => return Ok(response),
                 Err(unanswered) => unanswered,
             };

@@ -115,7 +115,7 @@ impl<'a> WaitingCall<'a> {
                 () = stream.upstream().sent() => None,
             };
             match unsent {
-                Some(Err(Unanswered { failure: last, is_unconnected: true })) => failure = last,
+                Some(Err(Unanswered { failure: last, is_unconnected: true, .. })) => failure = last,
                 Some(response) => return response.map_err(|unanswered| unanswered.failure),
                 None => {
                     self.waiting.outcome = WaitOutcome::Connected;

@@ -54,6 +54,10 @@ pub enum ErrorCode {
     UpstreamStatus,
     /// The upstream redirected a call to another origin.
     UpstreamRedirect,
+    /// A web page came in place of the server's response.
+    NotTheServer,
+    /// A certificate, or a proxy on the way to the server, is refused or refuses.
+    WayRefused,
     /// The call took longer than `call_timeout`.
     CallTimedOut,
     /// The client did not resume the call in time, or its session was deleted.
@@ -146,7 +150,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 49] = [
+    pub const ALL: [ErrorCode; 51] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -154,6 +158,8 @@ impl ErrorCode {
         ErrorCode::EventTooLarge,
         ErrorCode::UpstreamStatus,
         ErrorCode::UpstreamRedirect,
+        ErrorCode::NotTheServer,
+        ErrorCode::WayRefused,
         ErrorCode::CallTimedOut,
         ErrorCode::Abandoned,
         ErrorCode::StreamLost,
@@ -225,6 +231,8 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::UpstreamRedirect
+            | ErrorCode::NotTheServer
+            | ErrorCode::WayRefused
             | ErrorCode::ReplicaBroke
             | ErrorCode::ServerEnded
             | ErrorCode::ServerFailed
@@ -258,6 +266,8 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::UpstreamRedirect
+            | ErrorCode::NotTheServer
+            | ErrorCode::WayRefused
             | ErrorCode::TokenUnproven
             | ErrorCode::ServerEnded
             | ErrorCode::ServerFailed
@@ -311,6 +321,8 @@ impl ErrorCode {
             ErrorCode::EventTooLarge => "the MCP server sent an event over the size limit",
             ErrorCode::UpstreamStatus => "the MCP server answered with an HTTP error",
             ErrorCode::UpstreamRedirect => "the MCP server redirects to another origin",
+            ErrorCode::NotTheServer => "a web page came in place of the MCP server's answer",
+            ErrorCode::WayRefused => "there is no trusted way to the MCP server",
             ErrorCode::CallTimedOut => "the call took longer than it may",
             ErrorCode::Abandoned => {
                 "the call was abandoned: its client did not resume it in time, or ended the session"
@@ -370,6 +382,8 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::UpstreamRedirect
+            | ErrorCode::NotTheServer
+            | ErrorCode::WayRefused
             | ErrorCode::CallTimedOut
             | ErrorCode::TokenUnproven
             | ErrorCode::ServerEnded
@@ -425,6 +439,8 @@ impl ErrorCode {
             ErrorCode::EventTooLarge => "event_too_large",
             ErrorCode::UpstreamStatus => "upstream_status",
             ErrorCode::UpstreamRedirect => "upstream_redirect",
+            ErrorCode::NotTheServer => "not_the_server",
+            ErrorCode::WayRefused => "way_refused",
             ErrorCode::CallTimedOut => "call_timed_out",
             ErrorCode::Abandoned => "abandoned",
             ErrorCode::StreamLost => "stream_lost",

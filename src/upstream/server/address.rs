@@ -58,6 +58,9 @@ impl HttpServer {
         let Some(other) = location.to_str().ok().and_then(|location| self.absolute(location)) else {
             return Redirect::None;
         };
+        if keeps_method && self.is_https_form(&other) {
+            return Redirect::ToHttps(path_and_query(&other));
+        }
         if keeps_method && let Some(path) = self.path_under_other_name(template, target, &other) {
             return Redirect::To(path);
         }
@@ -87,6 +90,19 @@ impl HttpServer {
             return None;
         }
         Some(other.query().map_or_else(|| path.clone(), |query| format!("{path}?{query}")))
+    }
+
+    /// Returns true if a URL is the https form of the server on http, on the default ports of both.
+    /// On a way through networks of others requests are better sent there.
+    fn is_https_form(&self, url: &Uri) -> bool {
+        let own = &self.config.url;
+        let is_same_host = url.host().is_some_and(|host| host.eq_ignore_ascii_case(own.authority().host()));
+        self.config.way.has_strangers
+            && !own.is_https()
+            && url.scheme_str() == Some("https")
+            && is_same_host
+            && own.authority().port_u16().is_none_or(|port| port == 80)
+            && url.port_u16().is_none_or(|port| port == 443)
     }
 
     /// Returns true if a URL names the server, as [`Self::is_own_url`] or by the public name.
@@ -180,8 +196,8 @@ impl HttpServer {
         let base = self.config.url.endpoint_path();
         let path = self.path_within_origin(&HeaderValue::from_str(reference).ok()?);
         let of_other_name = || {
-            let url = self.absolute(reference).filter(|url| self.is_own_url(url))?;
-            Some(path_and_query(&url))
+            let is_own = |url: &Uri| self.is_own_url(url) || self.is_https_only() && self.is_https_form(url);
+            self.absolute(reference).filter(is_own).map(|url| path_and_query(&url))
         };
         self.uri(&path.or_else(|| joined(base, reference)).or_else(of_other_name)?).ok()
     }
@@ -273,8 +289,30 @@ mod tests {
         match server.redirect(&call, &target, &response) {
             Redirect::None => String::new(),
             Redirect::To(path) => format!("-> {path}"),
+            Redirect::ToHttps(path) => format!("-> https {path}"),
             Redirect::Away(Away { origin, is_own, .. }) => format!("{origin}{}", if is_own { " (own)" } else { "" }),
         }
+    }
+
+    #[tokio::test]
+    async fn a_redirect_to_the_https_form_is_followed_on_the_default_ports_alone() {
+        let server = |url: &str| {
+            let mut config = Config::for_upstream(url).expect("a configuration");
+            config.upstream.way.has_strangers = true;
+            HttpServer::new(config.upstream).expect("a client")
+        };
+        for (url, location, expected) in [
+            ("http://a.example/mcp", "https://a.example/mcp", "-> https /mcp"),
+            ("http://a.example:80/mcp", "https://A.example:443/v2/mcp?a=b", "-> https /v2/mcp?a=b"),
+            ("http://a.example/mcp", "https://a.example/mcp/", "-> https /mcp/"),
+            ("http://a.example/mcp", "https://a.example:8443/mcp", "https://a.example:8443"),
+            ("http://a.example:8080/mcp", "https://a.example/mcp", "https://a.example"),
+            ("http://a.example/mcp", "https://b.example/mcp", "https://b.example"),
+            ("https://a.example/mcp", "http://a.example/mcp", "http://a.example"),
+        ] {
+            assert_eq!(followed(&server(url), 308, location), expected, "{url} {location}");
+        }
+        assert_eq!(followed(&server("http://a.example/mcp"), 302, "https://a.example/mcp"), "https://a.example");
     }
 
     #[tokio::test]

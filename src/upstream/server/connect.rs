@@ -20,24 +20,20 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 
+use super::open_sockets::OpenSocket;
+use super::proxy;
 use super::reach::{Reach, Reachability};
 use super::resolver::Resolver;
 use super::tls_faults::TlsFaults;
 use crate::body::BoxError;
 use crate::clock;
-use crate::config::{self, UpstreamUrl};
+use crate::config::{self, Liveness, UpstreamUrl, Way};
 use crate::tls::{self, ClientFiles};
 
-/// Silence before the kernel sends the first keep-alive probe.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Interval of the keep-alive probes. A dead peer is detected after [`TCP_KEEPALIVE`] and
-/// [`TCP_KEEPALIVE_RETRIES`] intervals.
-const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const TCP_KEEPALIVE_RETRIES: u32 = 6;
-/// Limit for unacknowledged data. After it the server counts as lost. Linux counts a server that
-/// does not read a request as well; the limit equals nginx's (`proxy_send_timeout`).
-#[cfg(target_os = "linux")]
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time until addresses of the other family are tried as well ([RFC 8305 §5]).
+///
+/// [RFC 8305 §5]: https://www.rfc-editor.org/rfc/rfc8305#section-5
+const OTHER_FAMILY_AFTER: Duration = Duration::from_millis(250);
 
 /// Dialer that opens connections in place of the kernel: the network of a simulation.
 pub trait Dial: Send + Sync + 'static {
@@ -75,6 +71,9 @@ impl Transport {
 #[derive(Clone)]
 pub(super) struct Connector {
     origin: Uri,
+    /// Proxy on the way to the origin.
+    proxy: Option<Arc<config::Proxy>>,
+    liveness: Liveness,
     transport: TransportConnector,
     timeout: Duration,
     /// One permit for each connection up to the limit.
@@ -108,17 +107,35 @@ impl Connector {
     pub(super) fn new(transport: Transport, config: &config::Upstream) -> Result<Self, tls::Error> {
         let (origin, timeout) = (origin(&config.url), config.connect_timeout);
         let reach = Arc::new(Reach::new(config.url.authority().to_string(), config.unready));
+        let proxy = match transport {
+            Transport::Tcp | Transport::Tls(_) => proxy::of(&config.way, &origin).cloned().map(Arc::new),
+            Transport::Dialed(_) => None,
+        };
         let transport = match transport {
-            Transport::Tcp => TransportConnector::Tcp(tcp(timeout)),
+            Transport::Tcp => TransportConnector::Tcp(tcp(timeout, &config.way)),
             Transport::Tls(files) => {
                 let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(host).map_err(|_| tls::Error::Name)?;
-                TransportConnector::Tls(tcp(timeout), Box::new(Tls { files, name, is_http2: Arc::default() }))
+                TransportConnector::Tls(
+                    tcp(timeout, &config.way),
+                    Box::new(Tls { files, name, is_http2: Arc::default() }),
+                )
             }
             Transport::Dialed(dialer) => TransportConnector::Dialed(dialer),
         };
         let permits = Arc::new(Semaphore::new(config.connections.min(Semaphore::MAX_PERMITS)));
-        Ok(Self { origin, transport, timeout, permits, reach, tls_faults: Arc::new(TlsFaults::new()) })
+        let (liveness, tls_faults) = (config.way.liveness, Arc::new(TlsFaults::new()));
+        Ok(Self { origin, proxy, liveness, transport, timeout, permits, reach, tls_faults })
+    }
+
+    /// Returns the proxy that gets requests in absolute form, or `None` if none does.
+    pub(super) fn http_proxy(&self) -> Option<&config::Proxy> {
+        self.proxy.as_deref().filter(|_| self.tls_files().is_none())
+    }
+
+    /// Returns the detection of dead connections.
+    pub(super) fn liveness(&self) -> &Liveness {
+        &self.liveness
     }
 
     /// Returns the TLS files, or `None` without TLS.
@@ -135,15 +152,16 @@ fn origin(url: &UpstreamUrl) -> Uri {
     parts.build().expect("the parts were taken from a URL")
 }
 
-fn tcp(timeout: Duration) -> HttpConnector<Resolver> {
-    let mut tcp = HttpConnector::new_with_resolver(Resolver::new());
+fn tcp(timeout: Duration, way: &Way) -> HttpConnector<Resolver> {
+    let mut tcp = HttpConnector::new_with_resolver(Resolver::new(way.ipv4_only));
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(TCP_KEEPALIVE));
-    tcp.set_keepalive_interval(Some(TCP_KEEPALIVE_INTERVAL));
-    tcp.set_keepalive_retries(Some(TCP_KEEPALIVE_RETRIES));
+    tcp.set_happy_eyeballs_timeout(Some(OTHER_FAMILY_AFTER));
+    tcp.set_keepalive(Some(way.liveness.idle));
+    tcp.set_keepalive_interval(Some(way.liveness.interval));
+    tcp.set_keepalive_retries(Some(way.liveness.retries));
     #[cfg(target_os = "linux")]
-    tcp.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
+    tcp.set_tcp_user_timeout(Some(way.liveness.user_timeout));
     tcp.set_connect_timeout(Some(timeout));
     tcp
 }
@@ -219,9 +237,14 @@ impl Connector {
         let began = clock::now();
         let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
+        let open = match &connection {
+            RawConnection::Tcp(tcp) if self.liveness.probes_after_sleep => OpenSocket::enter(tcp, self.liveness),
+            RawConnection::Tcp(_) | RawConnection::Dialed(_) => None,
+        };
         let stream = self.transport.handshake(connection, left, &self.tls_faults).await?;
         self.reach.record_usable();
-        Ok(Socket { stream, _permit: permit })
+        let is_proxied = self.http_proxy().is_some();
+        Ok(Socket { stream, is_proxied, _open: open, _permit: permit })
     }
 
     /// Returns the reachability of the server, after a connection attempt if the last check is old
@@ -242,12 +265,24 @@ impl Connector {
     /// Opens a connection without TLS, and records the outcome for readiness.
     pub(super) async fn open(&self) -> Result<RawConnection, BoxError> {
         let began = clock::now();
-        let connection = within(self.timeout, self.transport.clone().open(self.origin.clone())).await;
+        let connection = within(self.timeout, self.open_on_the_way()).await;
         match &connection {
             Ok(_) => self.reach.record_accepted(),
             Err(error) => self.reach.record_failed(began, &**error),
         }
         connection
+    }
+}
+
+impl Connector {
+    /// Opens a connection to the origin, or to its proxy. In front of TLS, the proxy opens a tunnel.
+    async fn open_on_the_way(&self) -> Result<RawConnection, BoxError> {
+        let Some(proxy) = &self.proxy else { return self.transport.clone().open(self.origin.clone()).await };
+        let mut connection = self.transport.clone().open(proxy::place(proxy)).await?;
+        if let (RawConnection::Tcp(tcp), None) = (&mut connection, self.http_proxy()) {
+            proxy::tunnel(tcp, proxy, &self.origin).await?;
+        }
+        Ok(connection)
     }
 }
 
@@ -276,6 +311,10 @@ impl Service<Uri> for Connector {
 /// Connection to the upstream, with its permit.
 pub(super) struct Socket {
     stream: SocketStream,
+    /// True if a proxy takes the requests.
+    is_proxied: bool,
+    // Behind the stream, which it outlives for a moment.
+    _open: Option<OpenSocket>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -317,7 +356,7 @@ impl Drop for SocketStream {
 impl Connection for Socket {
     fn connected(&self) -> Connected {
         match &self.stream {
-            SocketStream::Tcp(tcp) => tcp.connected(),
+            SocketStream::Tcp(tcp) => tcp.connected().proxy(self.is_proxied),
             SocketStream::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
             SocketStream::Tls(tls) => tls.get_ref().0.connected(),
             SocketStream::Dialed(_) => Connected::new(),
@@ -369,5 +408,33 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         on_socket!(self, io => Pin::new(io).poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use socket2::SockRef;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn connections_have_the_liveness_of_their_way() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        for (liveness, expected) in [(Liveness::default(), (30, 6, 60)), (Liveness::of_strangers(), (15, 3, 30))] {
+            let mut config = Config::for_upstream(&url).unwrap().upstream;
+            config.way.liveness = liveness;
+            let connection = Connector::new(Transport::Tcp, &config).unwrap().open().await.unwrap();
+            let RawConnection::Tcp(tcp) = connection else { panic!("no TCP") };
+            let socket = SockRef::from(&tcp);
+            let user_timeout = socket.tcp_user_timeout().unwrap().unwrap();
+            let idle = socket.tcp_keepalive_time().unwrap();
+            let found = (idle.as_secs(), socket.tcp_keepalive_retries().unwrap(), user_timeout.as_secs());
+            assert_eq!(found, expected);
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
+        }
     }
 }

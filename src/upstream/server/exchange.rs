@@ -5,6 +5,7 @@ use http::Response;
 use super::request::Template;
 use super::response_body::ResponseBody;
 use super::sent::Sent;
+use super::strangers::WayRefused;
 use crate::protocol::error::Failure;
 
 /// A request without a response.
@@ -14,11 +15,13 @@ pub(in crate::upstream) struct Unanswered {
     /// True if no connection to the server was made, or no byte of the request was accepted. A
     /// failed TLS handshake does not count: a restart of the server does not repair it.
     pub(in crate::upstream) is_unconnected: bool,
+    /// Cause of a failure that comes again at each attempt, if the caller is to be told.
+    pub(in crate::upstream) refused: Option<Box<WayRefused>>,
 }
 
 impl From<Failure> for Unanswered {
     fn from(failure: Failure) -> Self {
-        Self { failure, is_unconnected: false }
+        Self { failure, is_unconnected: false, refused: None }
     }
 }
 

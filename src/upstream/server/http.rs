@@ -4,8 +4,10 @@
 
 use std::error::Error;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use http::header::PROXY_AUTHORIZATION;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
 use super::client::{self, Clients};
@@ -19,6 +21,7 @@ use super::response_body::ResponseBody;
 use super::sent::Sent;
 use super::sent_flag::SentFlag;
 use super::session_cookies::SessionCookies;
+use super::strangers::WayRefused;
 use crate::config::{self, HostHeader};
 use crate::otel::Span;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -44,6 +47,10 @@ pub(in crate::upstream) struct HttpServer {
     resource: Option<Arc<ProtectedResource>>,
     /// Headers of each request to the endpoint, in place of the client's. `None` if there are none.
     headers: Option<Arc<[(HeaderName, HeaderValue)]>>,
+    /// The https form of the server, once it has redirected there.
+    https_form: OnceLock<Box<HttpServer>>,
+    /// True if each request goes to the https form at once: its paths are the same.
+    is_https_only: AtomicBool,
 }
 
 impl HttpServer {
@@ -78,10 +85,22 @@ impl HttpServer {
             (false, false) => client::Version::Http1,
         };
         let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
-        let headers: Arc<[_]> = config.headers.values().map(|(name, value)| (name.clone(), value.clone())).collect();
+        let headers = config.headers.values().map(|(name, value)| (name.clone(), value.clone()));
+        let of_proxy = connector.http_proxy().and_then(|proxy| proxy.authorization.clone());
+        let headers: Arc<[_]> = headers.chain(of_proxy.map(|value| (PROXY_AUTHORIZATION, value))).collect();
         let headers = if headers.is_empty() { None } else { Some(headers) };
-        let mut server =
-            Self { clients, connector, config, endpoint: None, observed, cookies, resource: None, headers };
+        let mut server = Self {
+            clients,
+            connector,
+            config,
+            endpoint: None,
+            observed,
+            cookies,
+            resource: None,
+            headers,
+            https_form: OnceLock::new(),
+            is_https_only: AtomicBool::new(false),
+        };
         server.endpoint = server.uri(&server.endpoint_target(None)).ok();
         server
     }
@@ -173,16 +192,28 @@ impl HttpServer {
         // Boxed, because few servers get further headers.
         let with_headers = self.headers.as_ref().map(|headers| Box::new(template.with_headers(headers)));
         let template = with_headers.as_deref().unwrap_or(template);
+        if self.is_https_only() {
+            return self.exchange_on_https(template, path_of(target), sent).await;
+        }
         let mut redirected: Option<Box<Uri>> = None;
         for _ in 0..=MAX_REDIRECTS {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
             let response = {
                 let target = redirected.as_deref().unwrap_or(target);
                 let sending = pin!(self.clients.send(template, target, &sent_flag, sent));
-                self.await_head(sending, &sent_flag).await?
+                match self.await_head(sending, &sent_flag).await {
+                    Err(Unanswered { refused: Some(refused), .. }) => {
+                        return Ok(Box::new(refused.response_to(template)));
+                    }
+                    response => response?,
+                }
             };
             match self.redirect(template, redirected.as_deref().unwrap_or(target), &response) {
                 Redirect::To(next) => redirected = Some(Box::new(self.uri(&next)?)),
+                Redirect::ToHttps(path) => {
+                    self.is_https_only.fetch_or(path == path_of(target), Ordering::Relaxed);
+                    return self.exchange_on_https(template, &path, sent).await;
+                }
                 Redirect::Away(away) => {
                     let key = if self.config.sse.is_some() { "upstream.sse_url" } else { "upstream.url" };
                     return Ok(Box::new(redirects::refuse(template, &away, key)));
@@ -191,6 +222,40 @@ impl HttpServer {
             }
         }
         Err(Failure::after_send(ErrorCode::UpstreamGarbage).into())
+    }
+
+    /// Returns true if each request goes to the https form of the server.
+    pub(super) fn is_https_only(&self) -> bool {
+        self.is_https_only.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request to a path of the server's https form. Credentials go there too: it is the
+    /// same host, and no other can have its certificate.
+    fn exchange_on_https<'a>(
+        &'a self,
+        template: &'a Template,
+        path: &'a str,
+        sent: Option<&'a Sent>,
+    ) -> Pin<Box<dyn Future<Output = ExchangedInBox> + Send + 'a>> {
+        // Boxed: the other server is of the same type.
+        Box::pin(async move {
+            let server = match self.https_form.get() {
+                Some(server) => server,
+                None => {
+                    let server = self.to_https().map_err(|_| Failure::before_run(ErrorCode::Unreachable))?;
+                    self.https_form.get_or_init(|| Box::new(server))
+                }
+            };
+            let target = server.uri(path)?;
+            server.exchange_at(template, &target, sent).await
+        })
+    }
+
+    /// Returns the server on https at the same host.
+    fn to_https(&self) -> Result<Self, tls::Error> {
+        let config = config::Upstream { url: self.config.url.to_https(), ..self.config.clone() };
+        let connector = Connector::new(Transport::tls(&config.tls)?, &config)?;
+        Ok(Self::by(connector, config, self.observed.clone(), self.cookies.clone()))
     }
 
     /// Sends a request for `path` with its body, and waits for the response head.
@@ -242,9 +307,13 @@ impl HttpServer {
                     ErrorCode::Unreachable
                 };
                 // A server whose HTTP/2 connection takes no request accepts connections.
-                let is_unconnected =
-                    code != ErrorCode::TooManyConnections && !error.is_stuck() && !is_caused_by_tls(&error);
-                return Err(Unanswered { failure: Failure::before_run(code), is_unconnected });
+                let refused = self.config.way.has_strangers.then(|| WayRefused::cause_of(causes(&error))).flatten();
+                let is_unconnected = code != ErrorCode::TooManyConnections
+                    && !error.is_stuck()
+                    && !is_caused_by_tls(&error)
+                    && refused.is_none();
+                let refused = refused.map(Box::new);
+                return Err(Unanswered { failure: Failure::before_run(code), is_unconnected, refused });
             }
             // The server promises that it did not process the request.
             Ok(Err(error)) if is_refused_stream(&error) => {
@@ -260,7 +329,7 @@ impl HttpServer {
         };
         // The connection may be about to take the request at this moment.
         Err(match sent_flag.withdraw() {
-            true => Unanswered { failure: Failure::before_run(code), is_unconnected: true },
+            true => Unanswered { failure: Failure::before_run(code), is_unconnected: true, refused: None },
             false => Failure::after_send(code).into(),
         })
     }
@@ -289,6 +358,11 @@ impl Exchange for HttpServer {
         }
         Ok(response)
     }
+}
+
+/// Returns path and query of a place.
+fn path_of(target: &Uri) -> &str {
+    target.path_and_query().map_or("/", |path| path.as_str())
 }
 
 /// Checks the length that a head declares. The proxy's own client has checked it.

@@ -15,7 +15,10 @@ pub(super) mod http;
 mod http1;
 mod informational;
 mod log_pause;
+mod open_sockets;
+mod own_error;
 pub(super) mod protected_resource;
+mod proxy;
 pub(super) mod reach;
 mod recognition;
 mod redirects;
@@ -27,6 +30,7 @@ mod sent_flag;
 mod session_cookies;
 pub(super) mod sse_reader;
 mod sse_server;
+mod strangers;
 pub(super) mod synthetic;
 mod tls_faults;
 
@@ -39,6 +43,7 @@ use self::channels::{exchange_by_channel, forward_by_channel};
 pub use self::connect::{Dial, DialFuture, Wire};
 use self::exchange::{Exchange, Exchanged, ExchangedInBox};
 use self::http::HttpServer;
+pub use self::open_sockets::probe_open_connections;
 use self::protected_resource::ProtectedResource;
 use self::reach::Reachability;
 pub use self::recognition::Recognition;
@@ -238,12 +243,12 @@ impl Exchange for Server {
         {
             return Ok(Box::new(exchange_by_channel(channels, template, sent).await));
         }
-        let response = self.http.exchange_in_box(template, sent).await?;
-        match &self.recognition {
-            Some(recognition) if Recognition::may_concern(response.status()) => {
-                Ok(Box::new(Box::pin(recognition.recognise(self, template, *response, sent)).await))
-            }
-            Some(_) | None => Ok(response),
+        let mut response = self.http.exchange_in_box(template, sent).await?;
+        if let Some(recognition) = &self.recognition
+            && Recognition::may_concern(response.status())
+        {
+            response = Box::new(Box::pin(recognition.recognise(self, template, *response, sent)).await);
         }
+        Ok(if self.http.config.way.has_strangers { strangers::without_page(template, response) } else { response })
     }
 }

@@ -14,11 +14,11 @@ use serde_json::json;
 use tracing::warn;
 
 use super::log_pause::LogPause;
+use super::own_error::own_error;
 use super::request::Template;
 use super::response_body::ResponseBody;
 use crate::channel;
-use crate::protocol::error::{Details, ErrorCode, Failure, Subject};
-use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::error::{Details, ErrorCode, Failure};
 
 /// Pause between two lines of the log about redirects to another origin. Each call may meet one.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ pub(super) enum Redirect {
     None,
     /// The request is sent again, to this path and query of the server.
     To(String),
+    /// The request is sent again, to this path and query of the server's https form.
+    ToHttps(String),
     /// The response would lead a call to another origin.
     Away(Away),
 }
@@ -73,24 +75,8 @@ pub(super) fn refuse(template: &Template, away: &Away, key: &str) -> Response<Re
         };
         warn!(origin, status, "the server redirects calls to another origin: {remedy}");
     }
-    let body = jsonrpc::peek_any(template.body()).ok();
-    let messages = body.as_ref().map(jsonrpc::Body::messages).unwrap_or_default();
-    let ids = messages.iter().filter_map(|message| match message {
-        Message::Request { id, .. } => Some(id),
-        Message::Notification { .. } | Message::Response { .. } => None,
-    });
-    let (failure, subject) = (Failure::before_run(ErrorCode::UpstreamRedirect), Subject::of(messages));
-    let message = |id| {
-        let details = Details { text: "", members: vec![("origin", json!(origin))] };
-        failure.to_message_with(id, subject, details)
-    };
-    let errors: Vec<Vec<u8>> = ids.map(|id| message(Some(id))).collect();
-    let body = match (&errors[..], &body) {
-        ([], _) => message(None),
-        (errors, Some(jsonrpc::Body::Batch(_))) => [b"[".as_slice(), &errors.join(&b","[..]), b"]"].concat(),
-        ([error, ..], _) => error.clone(),
-    };
-    let mut response = channel::json(StatusCode::BAD_GATEWAY, body).map(ResponseBody::from);
+    let details = || Details { text: "", members: vec![("origin", json!(origin))] };
+    let mut response = own_error(template, Failure::before_run(ErrorCode::UpstreamRedirect), details);
     response.extensions_mut().insert(channel::Cause(format!("status {status}, a redirect to {origin}")));
     response
 }

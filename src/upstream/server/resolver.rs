@@ -17,11 +17,15 @@ use tower_service::Service;
 
 /// Resolver of the server's name.
 #[derive(Clone)]
-pub(super) struct Resolver(GaiResolver);
+pub(super) struct Resolver {
+    system: GaiResolver,
+    ipv4_only: bool,
+}
 
 impl Resolver {
-    pub(super) fn new() -> Self {
-        Self(GaiResolver::new())
+    /// Creates a resolver that returns addresses of IPv4 alone if `ipv4_only`.
+    pub(super) fn new(ipv4_only: bool) -> Self {
+        Self { system: GaiResolver::new(), ipv4_only }
     }
 }
 
@@ -31,16 +35,17 @@ impl Service<Name> for Resolver {
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_ready(cx)
+        self.system.poll_ready(cx)
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
         let is_local = is_localhost(name.as_str());
-        let resolving = self.0.call(name);
+        let (resolving, ipv4_only) = (self.system.call(name), self.ipv4_only);
+        let is_used = move |address: &SocketAddr| !ipv4_only || address.is_ipv4();
         Box::pin(async move {
             let resolved = resolving.await;
             if !is_local {
-                return resolved.map(|addresses| addresses.collect::<Vec<_>>().into_iter());
+                return resolved.map(|addresses| addresses.filter(is_used).collect::<Vec<_>>().into_iter());
             }
             let mut addresses: Vec<SocketAddr> = resolved.map(Iterator::collect).unwrap_or_default();
             for loopback in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))] {
@@ -48,6 +53,7 @@ impl Service<Name> for Resolver {
                     addresses.push(loopback);
                 }
             }
+            addresses.retain(is_used);
             Ok(addresses.into_iter())
         })
     }
@@ -61,6 +67,16 @@ fn is_localhost(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn addresses_of_one_family_can_be_left_out() {
+        for ipv4_only in [false, true] {
+            let resolving = Resolver::new(ipv4_only).call("a.localhost".parse().unwrap());
+            let addresses: Vec<SocketAddr> = resolving.await.unwrap().collect();
+            assert!(addresses.iter().any(SocketAddr::is_ipv4));
+            assert_eq!(addresses.iter().any(SocketAddr::is_ipv6), !ipv4_only, "{addresses:?}");
+        }
+    }
 
     #[test]
     fn only_localhost_and_names_below_it_are_local() {

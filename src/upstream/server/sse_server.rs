@@ -147,7 +147,7 @@ async fn get(http: &HttpServer, template: &Template) -> Result<Response<Response
     let until = clock::now() + http.config.wait;
     let mut attempts = Attempts::new(http.reach());
     loop {
-        let Unanswered { failure, is_unconnected } = match http.exchange(template, None).await {
+        let Unanswered { failure, is_unconnected, .. } = match http.exchange(template, None).await {
             Ok(response) => return Ok(response),
             Err(unanswered) => unanswered,
         };

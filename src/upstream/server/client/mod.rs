@@ -46,10 +46,6 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// Flow-control window of a connection: responses that are not read (their streams are full) never
 /// stop the others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CALLS_PER_CONNECTION as u32;
-/// Silence of an HTTP/2 connection in use before a ping.
-const PING_AFTER: Duration = Duration::from_secs(30);
-/// Time limit for the response to a ping. After it the connection is lost.
-const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// HTTP version of a client's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,9 +145,11 @@ impl Clients {
         sent: Option<&Sent>,
     ) -> Result<Box<Response<ResponseBody>>, Error> {
         if self.is_http1() {
+            let absolute = self.connector.http_proxy().map(|_| target.to_string());
+            let place = || target.path_and_query().map_or("/", |target| target.as_str());
             let request = http1::Request {
                 method: template.method(),
-                target: target.path_and_query().map_or("/", |target| target.as_str()),
+                target: absolute.as_deref().unwrap_or_else(place),
                 lines: template.lines(),
                 body: template.body(),
             };
@@ -240,8 +238,8 @@ fn client(connector: &Connector, version: Version, pool_idle: Duration) -> Hyper
             .http2_initial_max_send_streams(CALLS_BEFORE_SETTINGS)
             .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keep_alive_interval(PING_AFTER)
-            .http2_keep_alive_timeout(PING_TIMEOUT)
+            .http2_keep_alive_interval(connector.liveness().ping_after)
+            .http2_keep_alive_timeout(connector.liveness().ping_timeout)
             .http2_only(version == Version::Http2);
     }
     HyperClient { client: builder.build(connector.clone()), calls: Arc::default() }
