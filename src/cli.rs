@@ -75,6 +75,9 @@ Configuration:
   an option, the environment (MCP_RESUME_CONNECT__WAIT_SECS), --config, the file
   $HOME/.config/mcp-resume/connect.toml, the default. Other sections are those of `serve`.
 
+Proxies of the environment are used: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, but for hosts in NO_PROXY and
+servers on this machine.
+
 Examples:
   mcp-resume connect https://mcp.example.com/mcp
   mcp-resume connect https://mcp.example.com/mcp --bearer env:TOKEN
@@ -279,6 +282,13 @@ pub(crate) struct Connect {
     /// Allow plain http to other machines.
     #[arg(long)]
     allow_http: bool,
+    /// Certificate authorities beside the system's and those of SSL_CERT_FILE, SSL_CERT_DIR and
+    /// NODE_EXTRA_CA_CERTS (PEM).
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// Use addresses of IPv4 alone.
+    #[arg(long)]
+    ipv4: bool,
     /// Clients whose revision is translated: auto for none that the server speaks, or always
     /// [default: auto].
     #[arg(long, value_name = "WHICH")]
@@ -388,6 +398,8 @@ impl Connect {
             bearer: self.bearer,
             transport: self.transport,
             allow_http: self.allow_http,
+            ca_file: self.ca_file,
+            ipv4: self.ipv4,
             bridge: self.bridge,
             ignored_tools: self.ignore_tool,
             memory: connect::memory_folder(),

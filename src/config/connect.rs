@@ -1,10 +1,11 @@
 //! The section `[connect]`: a host on stdio.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::raw::RawConfig;
 use super::read::Reader;
-use super::value::YEAR;
+use super::value::{YEAR, file};
 use super::{Config, Flags, Problems, build};
 use mcp_resume_protocol::client_names::{ClientName, ClientNames};
 
@@ -36,6 +37,10 @@ pub struct Connect {
     pub remember: bool,
     /// Hosts whose first lists get little time.
     pub impatient: ClientNames,
+    /// File of certificate authorities beside the system's and those of the environment.
+    pub ca_file: Option<PathBuf>,
+    /// True if only addresses of IPv4 are used.
+    pub ipv4: bool,
 }
 
 /// Calls of tools that are sent again, at a server that joins no calls.
@@ -64,6 +69,10 @@ pub struct ConnectFlags {
     pub remember: Option<String>,
     /// `--impatient`; empty for none.
     pub impatient: Vec<String>,
+    /// `--ca-file`.
+    pub ca_file: Option<String>,
+    /// `--ipv4`.
+    pub ipv4: Option<String>,
 }
 
 impl Connecting {
@@ -102,6 +111,8 @@ pub(super) fn connect(reader: &mut Reader) -> Connect {
         max_wait: s.secs("max_wait_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600)),
         repeat: s.text("repeat", repeat).unwrap_or(Repeat::ReadOnly),
         remember: s.boolean("remember").unwrap_or(true),
+        ca_file: s.text("ca_file", file).flatten(),
+        ipv4: s.boolean("ipv4").unwrap_or(false),
         impatient: impatient.map_or_else(|| ClientNames::of(IMPATIENT), |names| names.into_iter().collect()),
     }
 }

@@ -160,7 +160,7 @@ impl RawConfig {
 
     /// Adds the values of the command line of `connect`.
     pub(super) fn add_connect_flags(&mut self, flags: ConnectFlags) {
-        let ConnectFlags { headers, wait_secs, max_wait_secs, repeat, remember, impatient } = flags;
+        let ConnectFlags { headers, wait_secs, max_wait_secs, repeat, remember, impatient, ca_file, ipv4 } = flags;
         if !headers.is_empty() {
             self.insert("upstream", "headers", Origin::Flag("--header"), Value::Table(headers));
         }
@@ -172,6 +172,8 @@ impl RawConfig {
             ("--max-wait-secs", "max_wait_secs", max_wait_secs),
             ("--repeat", "repeat", repeat),
             ("--remember", "remember", remember),
+            ("--ca-file", "ca_file", ca_file),
+            ("--ipv4", "ipv4", ipv4),
         ] {
             if let Some(value) = value {
                 self.insert(connect::SECTION, key, Origin::Flag(flag), Value::Untyped(value));

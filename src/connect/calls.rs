@@ -2,7 +2,7 @@
 //! of a request that may run twice, or that a `serve` at the far side joins. Absent: the wait for
 //! the session (`waiting.rs`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
@@ -15,6 +15,7 @@ use super::input::HostRequest;
 use super::keys::CallKey;
 use super::pipe::Pipe;
 use super::running::Entry;
+use super::strangers::{Stranger, page_status};
 use super::tools;
 use super::waiting::list_of;
 use super::words::{self, own_code};
@@ -47,6 +48,8 @@ enum Cause {
     Broke,
     /// A proxy in between answered, and not the far side. The request may have run.
     InBetween,
+    /// Something else than the far side answered.
+    Strange(Stranger),
     /// The far side cannot be reached, or takes no request now. This attempt did not run.
     Away,
     /// The headers do not repeat the arguments of the call, which did not run.
@@ -83,6 +86,7 @@ impl Pipe {
     /// Sends the request, and again if it may be repeated. Returns the error that the host gets: the
     /// first one after which the request may have run, unless a later one says more.
     async fn attempts(&self, request: &HostRequest, entry: &Entry) -> Option<Bytes> {
+        let began = clock::now();
         let has_effects = !effects::are_absent(&request.body);
         if has_effects {
             self.learn_promise(request).await;
@@ -114,11 +118,12 @@ impl Pipe {
                 // A subscription may last for days: its breaks are counted from its last message.
                 (until, pauses, repeats) = (clock::now() + limit, PAUSES, 0);
             }
-            if clock::now() >= until || !self.may_repeat(request, entry, cause, repeats) {
+            if clock::now() >= until || !self.may_repeat(request, entry, (cause, began), repeats) {
                 return Some(lost.filter(|_| !words::may_have_run(&error)).unwrap_or(error));
             }
             debug!(method = &*request.method, ?cause, "the request is sent again");
-            if has_effects && cause != Cause::Away {
+            let was_seen = !matches!(cause, Cause::Away | Cause::Strange(Stranger::Portal));
+            if has_effects && was_seen {
                 lost.get_or_insert(error);
             }
             if repeats > 0 {
@@ -129,11 +134,17 @@ impl Pipe {
     }
 
     /// Returns true if a request may be sent again after this failure.
-    fn may_repeat(&self, request: &HostRequest, entry: &Entry, cause: Cause, repeats: u32) -> bool {
+    /// It was sent first at `began`.
+    fn may_repeat(&self, request: &HostRequest, entry: &Entry, (cause, began): (Cause, Instant), repeats: u32) -> bool {
         let has_key = entry.key().is_some();
         match cause {
             Cause::Broke => has_key || self.may_run_twice(request, repeats),
             Cause::InBetween => has_key || entry.is_acknowledged(),
+            Cause::Strange(_) if has_key || entry.is_acknowledged() => true,
+            Cause::Strange(stranger) => {
+                let is_harmless = !stranger.may_have_run() || effects::are_absent(&request.body) || is_listen(request);
+                is_harmless && clock::now() < began + self.settings.connect.wait
+            }
             Cause::Away => has_key && repeats > 0 || entry.is_acknowledged(),
             Cause::Mismatch | Cause::Final => false,
         }
@@ -182,6 +193,10 @@ impl Pipe {
                 gave_up(request, ErrorCode::UpstreamTimeout)
             }
             Reply::Whole { status, body, is_of_serve } => {
+                if let Some(stranger) = self.stranger(&body).filter(|_| !is_of_serve && self.has_worked()) {
+                    let error = self.strange_answer(request, stranger, &body);
+                    return Attempt::Failed { error, cause: Cause::Strange(stranger) };
+                }
                 let cause =
                     if is_mismatch(request, &body) { Cause::Mismatch } else { cause_of(status, &body, is_of_serve) };
                 Attempt::Failed { error: self.refusal(request, status, &body), cause }
@@ -264,11 +279,21 @@ impl Pipe {
 
     /// Returns the error for a response with a status that is no success.
     pub(super) fn refusal(&self, request: &HostRequest, status: StatusCode, body: &[u8]) -> Bytes {
+        if let Some(status) = page_status(body) {
+            return match self.has_worked() {
+                true => self.strange_answer(request, Stranger::Page(status), body),
+                false => self.told(request, status),
+            };
+        }
         if let Some(error) = response::readdressed(body, &request.id)
             && status != StatusCode::UNAUTHORIZED
         {
             return error.into();
         }
+        self.told(request, status)
+    }
+
+    fn told(&self, request: &HostRequest, status: StatusCode) -> Bytes {
         words::refusal(&request.id, request.subject(), status, &self.settings.origin, self.far.credentials())
     }
 }

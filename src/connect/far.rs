@@ -4,6 +4,7 @@
 //! Owned here: the name and the revision of the session, the headers of requests, and the place of
 //! the credentials. Absent: everything between a request and its response, which is the core's.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub(super) struct Far {
     /// Promise of a `serve` at the far side, or `None` before a response has shown whether it has
     /// one.
     promise: Mutex<Option<Option<Promise>>>,
+    /// True once the far side has answered a request with success.
+    has_worked: AtomicBool,
 }
 
 /// State of the session.
@@ -107,6 +110,7 @@ impl Far {
             session: Mutex::default(),
             state: watch::Sender::new(FarState::Absent),
             promise: Mutex::default(),
+            has_worked: AtomicBool::new(false),
         }
     }
 
@@ -146,6 +150,11 @@ impl Far {
     /// Returns true once a response has shown whether the far side promises anything.
     pub(super) fn knows_promise(&self) -> bool {
         sync::lock(&self.promise).is_some()
+    }
+
+    /// Returns true once the far side has answered a request with success.
+    pub(super) fn has_worked(&self) -> bool {
+        self.has_worked.load(Ordering::Relaxed)
     }
 
     /// Posts a request, with the headers of its key.
@@ -215,6 +224,9 @@ impl Far {
         if response.status() == StatusCode::UNAUTHORIZED {
             let challenge = response.headers().get(WWW_AUTHENTICATE);
             self.credentials.refused(sent.as_ref(), challenge);
+        }
+        if response.status().is_success() && !respond::has_own_head(&response) {
+            self.has_worked.store(true, Ordering::Relaxed);
         }
         let session = response.headers().get(names::MCP_SESSION_ID).cloned();
         match response.headers().get(names::MCP_RESUME) {

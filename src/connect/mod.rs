@@ -12,9 +12,11 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), the way of a request
-//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), the options
-//! ([`settings`], [`headers`]) and the place of the credentials ([`credentials`]). Absent:
-//! resumption, revival, waiting for a server, translation, tasks; a sign-in.
+//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), answers of
+//! something else than the far side ([`strangers`]), the options ([`settings`], [`headers`]) with
+//! the proxies of the environment ([`proxies`]), and the place of the credentials
+//! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
+//! sign-in.
 
 mod calls;
 mod credentials;
@@ -30,9 +32,11 @@ mod output;
 mod pipe;
 mod platform;
 mod probes;
+mod proxies;
 mod refused;
 mod running;
 mod settings;
+mod strangers;
 mod tools;
 mod waiting;
 mod words;
@@ -40,7 +44,7 @@ mod words;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tracing::warn;
+use tracing::{info, warn};
 
 pub use self::credentials::Credentials;
 use self::credentials::OwnHeaders;
@@ -52,9 +56,12 @@ use self::memory::Memory;
 use self::output::Output;
 use self::pipe::{Pipe, Rules};
 pub use self::platform::{config_file, debug_file, memory_folder, stop_signal};
+pub use self::proxies::is_loopback;
 use self::settings::Settings;
-pub use self::settings::{Options, Problem, is_loopback};
+pub use self::settings::{Options, Problem};
+use crate::clock;
 use crate::sidecar::{self, Local};
+use crate::upstream;
 
 /// End of a session with a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,7 +100,13 @@ where
     let ignored = IgnoredTools::new(&options.ignored_tools);
     let progress = config.delivery.progress.clone();
     let is_http = config.upstream.command.is_none();
-    let local = Local::start(config)?;
+    let local = match Local::start(config) {
+        Ok(local) => local,
+        Err(error) => {
+            refuse(&error.to_string(), input, output).await;
+            return Ok(Ended::Refused);
+        }
+    };
     let credentials = Arc::new(OwnHeaders { names: credentials });
     let (output, writing) = Output::new(output);
     let written = tokio::spawn(writing.run());
@@ -101,6 +114,7 @@ where
     let (pipe, notifications) =
         Pipe::new(far, output, Rules { connect, progress, origin, is_http, ignored }, Memory::new(memory, server));
     pipe.spawn(pipe.clone().post_notifications(notifications));
+    pipe.spawn(probe_after_sleep());
     let mut input = Input::new(input);
     let mut stop = std::pin::pin!(stop);
     let cause = tokio::select! {
@@ -120,6 +134,15 @@ where
         let _ = written.await;
     }
     Ok(Ended::InOrder)
+}
+
+/// Probes the connections to the far side each time that the machine has slept.
+async fn probe_after_sleep() {
+    loop {
+        platform::slept(clock::boot).await;
+        info!("the machine has slept: the connections are probed");
+        upstream::probe_open_connections().await;
+    }
 }
 
 /// Checks the options as [`serve`] does, for a person at a terminal.

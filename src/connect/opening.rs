@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::far::{FarState, Reply};
 use super::input::HostRequest;
 use super::pipe::{LIST_CHANGES, Pipe};
+use super::strangers::page_status;
 use super::words::own_code;
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
@@ -29,8 +30,8 @@ pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// Revisions with sessions, the newest first.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-/// The error of a proxy that no wait repairs.
-const FINAL: ErrorCode = ErrorCode::UpstreamRedirect;
+/// The errors of a proxy that no wait repairs.
+const FINAL: [ErrorCode; 2] = [ErrorCode::UpstreamRedirect, ErrorCode::WayRefused];
 /// Most messages that are kept before the answer to `initialize`.
 const OTHERS_MAX: usize = 64;
 
@@ -131,10 +132,13 @@ impl Pipe {
     }
 
     fn refused_opening(&self, request: &HostRequest, status: StatusCode, body: &[u8]) -> Opened {
+        // Of a page, whose status the core does not pass on.
+        let status = page_status(body).unwrap_or(status);
         let is_temporary = status.is_server_error()
             || status == StatusCode::TOO_MANY_REQUESTS
             || status == StatusCode::REQUEST_TIMEOUT;
-        if is_temporary && own_code(body) != Some(FINAL) {
+        let is_of_stranger = self.stranger(body).is_some() && self.has_worked();
+        if is_of_stranger || is_temporary && !is_final(body) {
             return Opened::NotYet;
         }
         Opened::Error(self.refusal(request, status, body))
@@ -150,13 +154,18 @@ impl Pipe {
     }
 }
 
+/// Returns true for an error of a proxy that no wait repairs.
+fn is_final(message: &[u8]) -> bool {
+    own_code(message).is_some_and(|code| FINAL.contains(&code))
+}
+
 fn opened(request: &HostRequest, message: Bytes, session: Option<HeaderValue>) -> Opened {
     if request.response_in(&message) == Some(false) {
         return Opened::Result(message, session);
     }
     // A server that could not read the request does not repeat its ID.
     let is_error = matches!(jsonrpc::peek_any(&message), Ok(Body::Single(Message::Response { is_error: true, .. })));
-    if !is_error || own_code(&message).is_some_and(|code| code != FINAL) {
+    if !is_error || own_code(&message).is_some() && !is_final(&message) {
         return Opened::NotYet;
     }
     response::readdressed(&message, &request.id).map_or(Opened::NotYet, |error| Opened::Error(error.into()))

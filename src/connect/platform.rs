@@ -2,7 +2,15 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs, io};
+
+use crate::clock;
+
+/// Interval of the looks at the clocks.
+const LOOK: Duration = Duration::from_secs(5);
+/// Shortest sleep that counts.
+const SLEEP_MIN: Duration = Duration::from_secs(15);
 
 /// Resolves at the first signal to end the process.
 #[cfg(unix)]
@@ -27,6 +35,21 @@ pub async fn stop_signal() {
 pub async fn stop_signal() {
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending().await
+    }
+}
+
+/// Resolves once the machine has slept: `boot`, the time with sleep, has gone ahead of the time
+/// without.
+pub(super) async fn slept(boot: impl Fn() -> Duration) {
+    let (mut awake, mut passed) = (clock::now(), boot());
+    loop {
+        clock::sleep(LOOK).await;
+        let (awake_now, passed_now) = (clock::now(), boot());
+        let ahead = passed_now.saturating_sub(passed).saturating_sub(awake_now.saturating_duration_since(awake));
+        if ahead > SLEEP_MIN {
+            return;
+        }
+        (awake, passed) = (awake_now, passed_now);
     }
 }
 
@@ -91,4 +114,29 @@ fn folder(own: &str, of_user: &str) -> Option<PathBuf> {
     let home = env::var_os("MCP_RESUME_HOME").map(PathBuf::from).filter(is_usable);
     let of_home = || env::home_dir().filter(is_usable).map(|home| home.join(of_user).join("mcp-resume"));
     home.map(|home| home.join(own)).or_else(of_home)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_is_known_by_a_clock_that_went_ahead() {
+        let (began, asleep) = (clock::now(), Arc::new(AtomicU64::new(0)));
+        let of_clock = asleep.clone();
+        let boot = move || clock::now() - began + Duration::from_secs(of_clock.load(Ordering::Relaxed));
+        let waiting = tokio::spawn(slept(boot));
+        clock::sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished());
+        // A short pause of the machine.
+        asleep.store(15, Ordering::Relaxed);
+        clock::sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished());
+        asleep.store(31, Ordering::Relaxed);
+        clock::sleep(LOOK).await;
+        waiting.await.expect("no panic");
+    }
 }

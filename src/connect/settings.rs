@@ -10,10 +10,15 @@ use std::{env, io};
 use http::Uri;
 
 use super::headers::{has_visible_credential, headers, is_credential};
-use crate::config::{Config, Connect, ConnectFlags, Connecting, Flags, ModernClients, PrincipalSource, Store};
+use super::proxies::{self, is_loopback};
+use crate::config::{
+    Config, Connect, ConnectFlags, Connecting, Flags, FurtherRoots, Liveness, ModernClients, PrincipalSource, Store,
+    Way,
+};
 use crate::protocol::client_names::ClientName;
 use crate::protocol::dialect::Declared;
 use crate::protocol::origin;
+use crate::tls;
 
 /// Options of `connect`, as they were given.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +37,10 @@ pub struct Options {
     pub transport: Option<String>,
     /// True for plain http to other machines.
     pub allow_http: bool,
+    /// Value in place of `connect.ca_file`.
+    pub ca_file: Option<PathBuf>,
+    /// True in place of `connect.ipv4`.
+    pub ipv4: bool,
     /// Clients for which the bridge translates.
     pub bridge: Option<String>,
     /// Names of tools that the host does not see, with `*` for any part.
@@ -119,6 +128,10 @@ impl Settings {
         let of_url = url.as_deref().and_then(|url| origin::of(&url.parse().ok()?));
         let origin = of_url.unwrap_or_else(|| core.upstream.place());
         let mut config = adapted(core, &connect, options)?;
+        if let Some(url) = url.as_deref().and_then(|url| url.parse().ok()) {
+            config.upstream.way = way(&url, &connect)?;
+            config.upstream.tls.further = Some(further_roots(&connect)?);
+        }
         if matches!(options.transport.as_deref(), Some("http" | "http-only")) {
             config.upstream.recognisable = None;
         }
@@ -151,6 +164,8 @@ fn load(options: &Options, url: Option<&str>, headers: Vec<(String, String)>) ->
         repeat: options.repeat.clone(),
         remember: options.remember.clone(),
         impatient: options.impatient.clone(),
+        ca_file: options.ca_file.as_ref().map(|path| path.to_string_lossy().into_owned()),
+        ipv4: options.ipv4.then(|| "true".to_owned()),
     };
     let files = files(options)?;
     Connecting::load(&files, options.variables.clone(), flags, connect).map_err(|problems| problems.to_string())
@@ -233,6 +248,31 @@ fn adapted(mut config: Config, connect: &Connect, options: &Options) -> Result<C
     Ok(config)
 }
 
+/// Returns the way to a server, which leads through networks of others.
+fn way(url: &Uri, connect: &Connect) -> Result<Way, Problem> {
+    let proxies = proxies::on_the_way(url, |name| env::var(name).ok())?;
+    Ok(Way { proxies, ipv4_only: connect.ipv4, liveness: Liveness::of_strangers(), has_strangers: true })
+}
+
+/// Returns the authorities of the configuration and of the environment.
+fn further_roots(connect: &Connect) -> Result<FurtherRoots, Problem> {
+    if let Some(path) = &connect.ca_file {
+        let unusable = |error| match error {
+            tls::Error::Read { source, .. } => {
+                format!("connect.ca_file (--ca-file): the file cannot be read: {source}")
+            }
+            _ => "connect.ca_file (--ca-file): there is no certificate in PEM form in the file".to_owned(),
+        };
+        tls::read_authorities(path).map_err(unusable)?;
+    }
+    let of_name = |name: &&str| env::var_os(name).filter(|value| !value.is_empty());
+    let files = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"].iter().filter_map(of_name).map(PathBuf::from);
+    let folders =
+        of_name(&"SSL_CERT_DIR").map(|value| env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
+    let folders = folders.into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect();
+    Ok(FurtherRoots { files: files.chain(connect.ca_file.clone()).collect(), folders })
+}
+
 /// Returns the URL, or `None` with a program.
 fn target(options: &Options) -> Result<Option<String>, Problem> {
     let (url, port) = match (&options.positional[..], &options.command[..]) {
@@ -261,13 +301,6 @@ fn target(options: &Options) -> Result<Option<String>, Problem> {
         Some(_) | None => return Err("the URL begins with neither http:// nor https://".to_owned()),
     }
     Ok(Some(url.clone()))
-}
-
-/// Returns true for a host of this machine, to which plain http needs no permission.
-pub fn is_loopback(host: &str) -> bool {
-    let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
-    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    is_address || host == "localhost" || host.ends_with(".localhost")
 }
 
 fn transport_is_sse(options: &Options) -> Result<bool, Problem> {

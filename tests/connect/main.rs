@@ -14,10 +14,13 @@ mod ends;
 mod host;
 mod keys;
 mod modern;
+mod network;
 mod opening;
 mod order;
 mod path;
+mod process;
 mod servers;
+mod strangers;
 #[path = "../it/support/mod.rs"]
 mod support;
 
