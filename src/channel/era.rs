@@ -3,7 +3,7 @@
 //! At many servers the first message on a channel fixes its era. Some run a call that they do not
 //! understand. So the proxy does not use a client's request for the discovery. It sends
 //! `server/discover` on a new channel, once. That channel becomes the first of its caller if the
-//! server speaks such a revision, and ends otherwise. If the server ends without a response, a
+//! server speaks such a revision. Otherwise it ends, or is kept for the first session (`keeps_asked`). If the server ends without a response, a
 //! later request starts another discovery.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::metrics::EndReason;
 use super::pending_start::StartFailure;
 use super::server::Server;
 use super::start::{report_silence, until};
-use super::table::Channels;
+use super::table::{Channels, SharedStart};
 use crate::clock;
 use crate::protocol::era::{REVISION, discover as discover_message, era_of, ping};
 use crate::protocol::error::ErrorCode;
@@ -88,10 +88,32 @@ impl Channels {
         let era = era_of(response.as_deref());
         info!(?era, "the server on stdio was asked for its revisions");
         self.era.set(era, None);
-        if era == Era::Legacy {
+        if era == Era::Legacy && !self.keep_asked(&server, has_responded) {
             server.end(EndReason::Client);
         }
         Ok(era)
+    }
+}
+
+impl Channels {
+    /// Keeps a server with sessions for the first session, if that is configured. Returns false if
+    /// the server must end: a late response of it could be taken for one of the session.
+    fn keep_asked(&self, server: &Arc<Server>, has_responded: bool) -> bool {
+        if !self.settings.keeps_asked || !has_responded || !server.connection.begin_session() {
+            return false;
+        }
+        let mut state = sync::lock(&self.state);
+        let is_its =
+            |opening: &SharedStart| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
+        state.without_sessions.retain(|_, opening| !is_its(opening));
+        state.asked = Some(server.clone());
+        true
+    }
+
+    /// Takes the server of `caller` that was kept for the first session.
+    pub(super) fn take_asked(&self, caller: Option<&Arc<Caller>>) -> Option<Arc<Server>> {
+        let asked = sync::lock(&self.state).asked.take_if(|server| server.caller.as_ref() == caller)?;
+        Some(asked).filter(|server| server.connection.ending().is_none())
     }
 }
 

@@ -47,6 +47,8 @@ pub(super) enum EndReason {
     Idle,
     /// Another session needed the room.
     Room,
+    /// Another server takes its place.
+    Replaced,
     /// The server ended, or accepts no messages.
     Lost,
     /// The proxy ends.
@@ -54,7 +56,7 @@ pub(super) enum EndReason {
 }
 
 impl EndReason {
-    const LABELS: [&str; 5] = ["client", "idle", "room", "lost", "shutdown"];
+    const LABELS: [&str; 6] = ["client", "idle", "room", "replaced", "lost", "shutdown"];
 }
 
 /// Reason why a message of a server reached no response.

@@ -210,6 +210,33 @@ impl Channels {
         }
     }
 
+    /// Ends all servers, so that the next request of a session starts another one. Earlier failures
+    /// of a start do not delay it, and the era of the server is unknown again. Resolves when no
+    /// process of the servers is left.
+    pub async fn replace_servers(&self) {
+        let servers: Vec<Arc<Server>> = sync::lock(&self.state).servers.values().cloned().collect();
+        let numbers: Vec<u64> = servers.iter().map(|server| server.number).collect();
+        for server in servers {
+            server.end(EndReason::Replaced);
+        }
+        loop {
+            let mut room = std::pin::pin!(self.room.notified());
+            room.as_mut().enable();
+            {
+                let mut state = sync::lock(&self.state);
+                if !numbers.iter().any(|number| state.servers.contains_key(number)) {
+                    state.start_rate.record_outcome(false, clock::now());
+                    break;
+                }
+            }
+            room.await;
+        }
+        if self.open.era().is_none() {
+            self.era.forget();
+        }
+        self.room.notify_waiters();
+    }
+
     /// Returns the session that a request names.
     ///
     /// # Errors

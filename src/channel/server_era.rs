@@ -87,12 +87,17 @@ impl ServerEra {
         state.known = Some(KnownEra { is_by_end: true, ..KnownEra::new(Era::Legacy, Some(pause)) });
     }
 
+    /// Forgets the era: another server may be there.
+    pub(super) fn forget(&self) {
+        *sync::lock(&self.0) = State { known: None, pauses: PAUSES };
+    }
+
     /// Handles the server's refusal of `initialize` with this error. If the server speaks no
     /// revision with sessions, its era becomes unknown: the server may have failed, or responded
     /// too slowly.
     pub(super) fn handle_refused_handshake(&self, error: &[u8]) {
         if error_code(error) == Some(code::UNSUPPORTED_VERSION) {
-            *sync::lock(&self.0) = State { known: None, pauses: PAUSES };
+            self.forget();
         }
     }
 }

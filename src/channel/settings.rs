@@ -27,6 +27,9 @@ pub struct Settings {
     pub sharing: Sharing,
     /// True if the proxy responds to pings of a server that no client can respond to.
     pub answers_pings: bool,
+    /// True if a server that was asked for its revisions, and has sessions, serves the first
+    /// session. Else it ends.
+    pub keeps_asked: bool,
 }
 
 /// Callers that have one server each for all sessions with equal parameters.

@@ -293,8 +293,14 @@ impl Channels {
         let failed = |detail: String| StartFailure::of(ErrorCode::ServerFailed, detail);
         let caller = sync::lock(&self.state).pending_starts.get(&number).and_then(|start| start.caller.clone());
         let variables = caller.as_ref().map(|caller| caller.variables().clone()).unwrap_or_default();
-        let link = self.open.open(head.as_ref(), &variables, worker).await?;
-        let server = self.begin_server(users, link, caller);
+        let asked = if users == Users::Session { self.take_asked(caller.as_ref()) } else { None };
+        let server = match asked {
+            Some(server) => server,
+            None => {
+                let link = self.open.open(head.as_ref(), &variables, worker).await?;
+                self.begin_server(users, link, caller)
+            }
+        };
         *opened = Some(server.clone());
         if !self.register_server(number, &server) {
             return Err(ErrorCode::Draining.into());

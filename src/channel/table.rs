@@ -71,6 +71,8 @@ pub(super) struct State {
     pub(super) servers: HashMap<u64, Arc<Server>>,
     /// Pending starts, by start number.
     pub(super) pending_starts: BTreeMap<u64, PendingStart>,
+    /// Server with sessions that was asked for its revisions, and waits for the first session.
+    pub(super) asked: Option<Arc<Server>>,
     pub(super) start_rate: StartRate,
     pub(super) start_gate: StartGate,
     /// Starts that wait for their turn or for room. `None` for a start that needs no turn any more.

@@ -7,13 +7,17 @@ use super::settings::Settings;
 
 /// Variables of the proxy that every child gets, as with the SDKs' clients.
 const INHERITED: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+/// Variables whose values are no secrets, beside [`INHERITED`]: a masked folder would hide the
+/// place of an error.
+const SHOWN: [&str; 4] = ["LANG", "OLDPWD", "PWD", "SHLVL"];
 /// Start of a value with the definition of a shell function: a shell in the child would run it. The
 /// SDKs' clients leave such values out.
 const SHELL_FUNCTION: &[u8] = b"()";
 
 /// Returns the values that the configuration gives, or names. They may be secrets.
 pub(super) fn named_values(settings: &Settings) -> Vec<String> {
-    let inherited = settings.inherit_env.iter().filter_map(std::env::var_os);
+    let is_shown = |name: &&String| INHERITED.iter().chain(&SHOWN).any(|shown| shown == *name);
+    let inherited = settings.inherit_env.iter().filter(|name| !is_shown(name)).filter_map(std::env::var_os);
     let inherited = inherited.map(|value| value.to_string_lossy().into_owned());
     inherited.chain(settings.env.iter().map(|(_, value)| value.clone())).collect()
 }

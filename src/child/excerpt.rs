@@ -55,6 +55,14 @@ impl Excerpt {
         lines
     }
 
+    /// Returns the last three lines so far, in their order.
+    pub fn last_lines(&self) -> Vec<String> {
+        let (first, last) = self.stderr.ends(LAST);
+        let mut lines: Vec<String> = first.iter().chain(&last).map(|line| self.shown(line)).collect();
+        lines.retain(|line| !line.is_empty());
+        lines.split_off(lines.len().saturating_sub(LAST))
+    }
+
     /// Returns a line without values of variables, cut to its length.
     fn shown(&self, line: &[u8]) -> String {
         let mut text = String::from_utf8_lossy(line).trim().to_owned();
@@ -84,6 +92,7 @@ mod tests {
             env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             inherit_env: vec![],
             cwd: None,
+            end: super::super::settings::EndTimes::default(),
         };
         Excerpt::new(Stderr::of_lines(lines), &settings).lines()
     }
@@ -102,6 +111,23 @@ mod tests {
         );
         let long = "é".repeat(300);
         assert_eq!(excerpt(&[], &[&long]), [format!("{}…", "é".repeat(200))]);
+    }
+
+    #[test]
+    fn the_last_lines_are_in_their_order() {
+        let last = |lines: &[&str]| {
+            let settings = Settings {
+                command: vec!["a".to_owned()],
+                env: vec![],
+                inherit_env: vec![],
+                cwd: None,
+                end: super::super::settings::EndTimes::default(),
+            };
+            Excerpt::new(Stderr::of_lines(lines), &settings).last_lines()
+        };
+        assert_eq!(last(&["an error", "b"]), ["an error", "b"]);
+        assert_eq!(last(&["a", "b", "c", "an error", "e", "f"]), ["an error", "e", "f"]);
+        assert_eq!(last(&[]), [""; 0]);
     }
 
     #[test]

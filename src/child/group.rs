@@ -45,11 +45,11 @@ impl Group {
     }
 
     /// Ends all processes of the group with SIGTERM. Sends SIGKILL to the group if a process is
-    /// left after [`TERMINATE_TIMEOUT`].
-    pub(super) async fn end(self) {
+    /// left after `timeout`.
+    pub(super) async fn end(self, timeout: Duration) {
         if self.exists() {
             self.terminate();
-            self.end_by(clock::now() + TERMINATE_TIMEOUT).await;
+            self.end_by(clock::now() + timeout).await;
         }
     }
 
@@ -64,7 +64,8 @@ impl Group {
         }
     }
 
-    /// Ends the processes of all `groups` as [`Group::end`] does, without a runtime.
+    /// Ends the processes of all `groups` as [`Group::end`] does after [`TERMINATE_TIMEOUT`],
+    /// without a runtime.
     pub(super) fn end_all(groups: &[Self]) {
         groups.iter().for_each(|group| group.terminate());
         let rounds = TERMINATE_TIMEOUT.as_millis() / INTERVAL.as_millis();

@@ -37,7 +37,7 @@ use group::Group;
 use guard::Guard;
 use program::Program;
 use reaper::OwnProcesses;
-pub use settings::{Settings, StartError};
+pub use settings::{EndTimes, Settings, StartError};
 use stderr::Stderr;
 pub use supervisor::{Ending, Exit, Outcome};
 
@@ -142,7 +142,8 @@ impl Launcher {
         debug!(program = self.name(), pid = group.id(), "a child was started");
         let stderr = Stderr::read(stderr, self.name().to_owned(), group.id());
         let excerpt = Excerpt::new(stderr.clone(), &settings);
-        let (ending, exit) = supervisor::supervise(supervisor::Process { process, own }, group, guarded, stderr);
+        let (ending, exit) =
+            supervisor::supervise(supervisor::Process { process, own, times: settings.end }, group, guarded, stderr);
         Ok(Child { stdin, stdout, ending, exit, stderr: excerpt })
     }
 }

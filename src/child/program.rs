@@ -49,6 +49,7 @@ pub(super) fn name(path: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::EndTimes;
     use super::*;
 
     fn reason(command: &str) -> String {
@@ -57,6 +58,7 @@ mod tests {
             env: vec![],
             inherit_env: vec![],
             cwd: Some(env!("CARGO_MANIFEST_DIR").into()),
+            end: EndTimes::default(),
         };
         Program::find(&settings).map(|it| it.path).expect_err("no program").to_string()
     }

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use super::group::TERMINATE_TIMEOUT;
 
 /// A program with its arguments and its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +17,23 @@ pub struct Settings {
     pub inherit_env: Vec<String>,
     /// Working directory, or `None` for the proxy's.
     pub cwd: Option<PathBuf>,
+    /// Times of its end.
+    pub end: EndTimes,
+}
+
+/// Times of a child's end. Its stdin is closed first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndTimes {
+    /// Time from the end of stdin to SIGTERM. Servers complete their calls in that time.
+    pub close: Duration,
+    /// Time from SIGTERM to SIGKILL.
+    pub terminate: Duration,
+}
+
+impl Default for EndTimes {
+    fn default() -> Self {
+        Self { close: Duration::from_secs(5), terminate: TERMINATE_TIMEOUT }
+    }
 }
 
 /// A child could not be started.

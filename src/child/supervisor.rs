@@ -3,20 +3,18 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::process::Child;
 use tokio::sync::watch;
 use tracing::debug;
 
-use super::group::{Group, TERMINATE_TIMEOUT};
+use super::group::Group;
 use super::guard::Guarded;
 use super::reaper::OwnProcess;
+use super::settings::EndTimes;
 use super::stderr::Stderr;
 use mcp_resume_base::clock;
-
-/// Time for a child to end after its stdin was closed. Servers complete their calls in that time.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ends a child: at [`Ending::begin`], or when it is dropped.
 #[derive(Debug)]
@@ -36,8 +34,8 @@ pub struct Outcome {
 }
 
 impl Ending {
-    /// Ends the child. The owner has closed its stdin already. The group gets SIGTERM after five
-    /// seconds, and SIGKILL two seconds later.
+    /// Ends the child. The owner has closed its stdin already. The group gets SIGTERM and SIGKILL
+    /// after the [`EndTimes`] of the settings.
     pub fn begin(&self) {
         self.0.send_replace(true);
     }
@@ -66,6 +64,7 @@ impl Exit {
 pub(super) struct Process {
     pub(super) process: Child,
     pub(super) own: OwnProcess,
+    pub(super) times: EndTimes,
 }
 
 /// Watches a child in a task of its own, until no process of its group is left.
@@ -77,7 +76,7 @@ pub(super) fn supervise(process: Process, group: Group, guarded: Guarded, stderr
 }
 
 async fn run(
-    Process { mut process, own }: Process,
+    Process { mut process, own, times }: Process,
     group: Group,
     guarded: Guarded,
     stderr: Stderr,
@@ -91,7 +90,7 @@ async fn run(
     };
     let (status, deadline) = match status {
         Some(status) => (status, None),
-        None => end(&mut process, group).await,
+        None => end(&mut process, group, times).await,
     };
     let status = status.unwrap_or_default();
     debug!(pid = group.id(), %status, "a child has ended");
@@ -101,7 +100,7 @@ async fn run(
     // All other processes of the group end as well.
     match deadline {
         Some(deadline) => group.end_by(deadline).await,
-        None => group.end().await,
+        None => group.end(times.terminate).await,
     }
     stderr.stop();
     drop(guarded);
@@ -109,13 +108,13 @@ async fn run(
 
 /// Ends the first process, whose stdin was closed. Returns the deadline of the other processes if
 /// they were signalled as well.
-async fn end(process: &mut Child, group: Group) -> (io::Result<ExitStatus>, Option<Instant>) {
-    if let Ok(status) = tokio::time::timeout(CLOSE_TIMEOUT, process.wait()).await {
+async fn end(process: &mut Child, group: Group, times: EndTimes) -> (io::Result<ExitStatus>, Option<Instant>) {
+    if let Ok(status) = tokio::time::timeout(times.close, process.wait()).await {
         return (status, None);
     }
     group.terminate();
-    let deadline = clock::now() + TERMINATE_TIMEOUT;
-    if let Ok(status) = tokio::time::timeout(TERMINATE_TIMEOUT, process.wait()).await {
+    let deadline = clock::now() + times.terminate;
+    if let Ok(status) = tokio::time::timeout(times.terminate, process.wait()).await {
         return (status, Some(deadline));
     }
     group.kill();

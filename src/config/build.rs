@@ -278,6 +278,9 @@ fn command(
         start,
         stderr_to_client: s.boolean("stderr_to_client").unwrap_or(false),
         own_binary: None,
+        last_lines_to_client: false,
+        end: None,
+        keeps_asked: false,
         adopts_orphans: false,
     };
     line.map(|_| command)

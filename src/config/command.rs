@@ -35,6 +35,13 @@ pub struct Command {
     pub stderr_to_client: bool,
     /// The binary that guards and launches processes, or `None` for the running one. Without a key.
     pub own_binary: Option<PathBuf>,
+    /// True if the lines for clients are the last three alone, in their order. Without a key.
+    pub last_lines_to_client: bool,
+    /// Time from the end of stdin to SIGTERM, and from there to SIGKILL, or `None` for the
+    /// defaults. Without a key.
+    pub end: Option<(Duration, Duration)>,
+    /// True if the server that was asked for its revisions serves the first session. Without a key.
+    pub keeps_asked: bool,
     /// True if the process collects processes that its children leave behind. Without a key.
     pub adopts_orphans: bool,
 }

@@ -34,6 +34,7 @@ pub(super) fn channels(
         bounds: None,
         sharing: Sharing::Off,
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
+        keeps_asked: false,
     };
     let open = SseServer::new(own, message_bytes)?;
     Ok(Channels::new(Box::new(open), settings, metrics.clone()))

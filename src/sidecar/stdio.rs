@@ -14,7 +14,7 @@ use crate::channel::pipe::{PipeReader, PipeWriter};
 use crate::channel::{
     self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing, ShownStderr, Variables,
 };
-use crate::child::{self, Child, Ending, Excerpt, Exit, Launcher};
+use crate::child::{self, Child, EndTimes, Ending, Excerpt, Exit, Launcher};
 use crate::config::{AnswerPings, Command, Config};
 use crate::protocol::headers::Lines;
 
@@ -49,6 +49,8 @@ struct Process {
 struct StderrRules {
     to_log: bool,
     to_client: bool,
+    /// True if clients see the last lines alone.
+    only_last: bool,
 }
 
 /// Returns the channels of a sidecar, and starts the guard of their processes.
@@ -62,6 +64,7 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
         env: command.env.clone(),
         inherit_env: command.inherit_env.clone(),
         cwd: command.cwd.clone(),
+        end: command.end.map_or_else(EndTimes::default, |(close, terminate)| EndTimes { close, terminate }),
     };
     let launcher = Launcher::new(settings, own_binary).map_err(Error::Children)?;
     if command.adopts_orphans {
@@ -94,8 +97,13 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
             false => Sharing::Off,
         },
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
+        keeps_asked: command.keeps_asked,
     };
-    let stderr = StderrRules { to_log: config.log.stderr_on_failure, to_client: command.stderr_to_client };
+    let stderr = StderrRules {
+        to_log: config.log.stderr_on_failure,
+        to_client: command.stderr_to_client,
+        only_last: command.last_lines_to_client,
+    };
     let stdio = Stdio { launcher, stderr, message_bytes: config.streams.max_event_bytes };
     Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
 }
@@ -148,12 +156,13 @@ impl Program for Process {
     }
 
     fn stderr(&self) -> ShownStderr {
-        let lines = || self.stderr.lines();
-        let StderrRules { to_log, to_client } = self.rules;
-        ShownStderr {
-            for_log: if to_log { lines() } else { Vec::new() },
-            for_client: if to_client { lines() } else { Vec::new() },
-        }
+        let StderrRules { to_log, to_client, only_last } = self.rules;
+        let for_client = match (to_client, only_last) {
+            (false, _) => Vec::new(),
+            (true, false) => self.stderr.lines(),
+            (true, true) => self.stderr.last_lines(),
+        };
+        ShownStderr { for_log: if to_log { self.stderr.lines() } else { Vec::new() }, for_client }
     }
 
     fn gone(&self) -> LinkFuture<'static, ()> {

@@ -81,6 +81,18 @@ impl Connection {
         (state.end.is_none() && has_room).then(|| state.join())
     }
 
+    /// Makes a channel without sessions the channel of one session. Returns false if it has ended,
+    /// or if a call runs on it.
+    pub(super) fn begin_session(&self) -> bool {
+        self.close_left();
+        let mut state = sync::lock(&self.state);
+        let is_free = state.end.is_none() && state.responses.is_empty();
+        if is_free {
+            state.begin_session();
+        }
+        is_free
+    }
+
     /// Ends a session of a shared channel, unless it is the last one. Returns true if no other
     /// session is left.
     pub(super) fn end_member(&self, member: MemberKey) -> bool {

@@ -135,6 +135,13 @@ impl State {
         state
     }
 
+    /// Makes the state that of a channel for one session. No call runs on it.
+    pub(super) fn begin_session(&mut self) {
+        let Self { users, routing, members, next_member, uses, .. } = Self::of(Users::Session, self.answers_pings);
+        (self.users, self.routing, self.members) = (users, routing, members);
+        (self.next_member, self.uses, self.last_use) = (next_member, uses, Some(clock::now()));
+    }
+
     /// Adds a session.
     pub(super) fn join(&mut self) -> MemberKey {
         let member = MemberKey(self.next_member);

@@ -151,6 +151,7 @@ impl Setup {
             }),
             sharing: Sharing::Off,
             answers_pings: true,
+            keeps_asked: false,
         };
         change(&mut settings);
         let (sender, servers) = mpsc::unbounded_channel();

@@ -137,6 +137,14 @@ impl Server {
         self.channels.get().map(|channels| channels.start_limit())
     }
 
+    /// Ends the servers on channels; see [`Channels::replace_servers`]. Does nothing on Streamable
+    /// HTTP.
+    pub async fn replace_servers(&self) {
+        if let Some(channels) = self.channels.get() {
+            channels.replace_servers().await;
+        }
+    }
+
     /// Ends all channels.
     pub(super) async fn end_channels(&self) {
         if let Some(channels) = self.channels.get() {
