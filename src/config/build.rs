@@ -26,8 +26,8 @@ use super::value::{
 use super::{
     Admin, AnswerPings, Auth, ClientVariable, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
     ListenTls, Log, LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
-    Replica, ResumeTokens, SessionCookies, Sessions, SseServer, StaticHeaders, Store, TaskSupport, ToolOverrides,
-    Turns, Upstream, UpstreamTls, UpstreamUrl, Way,
+    Replica, ResumeTokens, SessionCookies, SessionFront, Sessions, SseServer, StaticHeaders, Store, TaskSupport,
+    ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl, Way,
 };
 use mcp_resume_protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use mcp_resume_protocol::classify;
@@ -532,6 +532,7 @@ fn sessions(s: &mut Section<'_>) -> Sessions {
         revive: s.one_of("revive", &[("auto", true), ("never", false)]).unwrap_or(true),
         refusals: s.list("refusals", 0).unwrap_or_default(),
         keep: s.secs("keep_secs", 1..=YEAR).unwrap_or(Duration::from_secs(604_800)),
+        front: SessionFront::default(),
     }
 }
 

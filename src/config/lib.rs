@@ -381,6 +381,18 @@ pub struct Sessions {
     pub refusals: Vec<RefusalPattern>,
     /// Lifetime of the record of a session after its last use.
     pub keep: Duration,
+    /// Rules for the one client of a process. Without a key.
+    pub front: SessionFront,
+}
+
+/// The side of the clients, as far as a session that is opened again depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionFront {
+    /// True if there is one client, which follows its session itself. The session is opened again
+    /// at any server, whatever streams of it are open, and the client asks for changes of lists.
+    pub takes_any_server: bool,
+    /// True if changes of lists are announced that the server has not declared.
+    pub announces_undeclared: bool,
 }
 
 /// The listeners for probes and metrics.

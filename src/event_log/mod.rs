@@ -58,7 +58,7 @@ pub use replicas::readers::{Displaced, READER_HOLD, RemoteReaders};
 pub use replicas::sessions::StoredSessions;
 pub use retention::{FoundStreams, Retention};
 pub use retry_index::{Match, Registration, RegistrationLock, RetryIndex};
-pub use sessions::handshakes::{AttemptEnd, Handshake, Handshakes, KeptCookies, UpstreamName};
+pub use sessions::handshakes::{AttemptEnd, Handshake, Handshakes, KeptCookies, Replacement, UpstreamName};
 pub use sessions::{Opened, PostSlot, QueuedTurn, RunningCall, Session, Sessions, Turn, stream_owing};
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;

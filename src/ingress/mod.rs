@@ -68,7 +68,7 @@ pub use self::remote_requests::handle_forwarded;
 pub use self::resource_metadata::{DocumentError, read_document};
 use crate::body::{BoxBody, Incoming};
 use crate::channel::Variables;
-use crate::event_log::{Session, stream_owing};
+use crate::event_log::{Handshake, Session, stream_owing};
 use crate::protocol::body_events;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
@@ -124,6 +124,21 @@ impl LocalClient {
     /// Returns the components that handle its requests.
     pub fn components(&self) -> &Components {
         &self.components
+    }
+
+    /// Ends the server on a channel, with its processes. The next request starts another one.
+    pub async fn replace_server(&self) {
+        self.components.upstream.server().replace_servers().await;
+    }
+
+    /// Returns the record of a session, which tells when the session was opened again.
+    pub fn handshake(&self, session: &SessionId) -> Option<Arc<Handshake>> {
+        self.components.log.sessions().handshakes().find(session)
+    }
+
+    /// Returns the messages for the client of a session that was opened again.
+    pub fn revival_messages(&self, handshake: &Handshake) -> Vec<Bytes> {
+        self.components.upstream.revival_messages(handshake)
     }
 
     /// Handles a POST of messages to the endpoint.

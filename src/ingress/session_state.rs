@@ -45,8 +45,8 @@ pub(super) fn apply_notifications(components: &Components, context: &RequestCont
     }
 }
 
-/// Returns the page of a list that a call reads, with its session, if the server announces changes
-/// of that list.
+/// Returns the page of a list that a call reads, with its session, if changes of that list
+/// are announced.
 pub(super) fn list_page_of(
     components: &Components,
     context: &RequestContext,
@@ -55,7 +55,8 @@ pub(super) fn list_page_of(
 ) -> Option<(SessionId, Page)> {
     let page = Page::of(&call.method, body)?;
     let is_announced = |handshake: &Arc<Handshake>| {
-        handshake.server.list_changes().any(|notification| notification == page.list().notification())
+        components.config.sessions.front.announces_undeclared
+            || handshake.server.list_changes().any(|notification| notification == page.list().notification())
     };
     handshake(components, context).filter(is_announced)?;
     Some((context.binding.session.clone()?, page))

@@ -35,7 +35,8 @@ pub enum List {
 }
 
 impl List {
-    const ALL: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
+    /// All lists.
+    pub const ALL: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
     /// Returns the method that reads a page.
     pub const fn method(self) -> &'static str {

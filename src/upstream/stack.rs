@@ -108,7 +108,7 @@ impl Upstream {
         let SessionRules { owner, config, handshakes } = sessions;
         let handshakes = if config.revive { Some(handshakes) } else { None };
         let refusals = SessionRefusals::new(config.refusals.clone());
-        let revivals = Arc::new(Revivals::new(refusals, config.revive, config.keep));
+        let revivals = Arc::new(Revivals::new(refusals, config.revive, config.keep).for_front(config.front));
         let bridge = bridge.map(|settings| {
             let (server, observed) = (server.with_own_connections(), server.http().observed().clone());
             Bridge::new(settings, Arc::new(server), revivals.clone(), observed)

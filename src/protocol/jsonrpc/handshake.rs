@@ -117,6 +117,17 @@ impl ServerFacts {
         self.name == later.name && has_all(&self.capabilities, &later.capabilities)
     }
 
+    /// Returns the names of the capabilities that `later` lacks.
+    pub fn missing_in(&self, later: &Self) -> Vec<&str> {
+        let names = self.capabilities.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+        names.filter(|name| !later.has(name)).collect()
+    }
+
+    /// Returns true if the server has declared this capability.
+    pub fn has(&self, capability: &str) -> bool {
+        self.capabilities.get(capability).is_some_and(|declared| !declared.is_null())
+    }
+
     /// Returns the notifications of all lists whose changes the server has declared.
     pub fn list_changes(&self) -> impl Iterator<Item = &'static str> {
         let announces = |capability: &str| {

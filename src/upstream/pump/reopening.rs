@@ -10,6 +10,7 @@ use http::{Response, StatusCode};
 use tracing::info;
 
 use super::super::input::InputSource;
+use super::super::revival::in_revision;
 use super::super::server::request::Template;
 use super::super::server::response_body::ResponseBody;
 use super::super::server::sse_reader::EventReader;
@@ -49,7 +50,8 @@ impl Pump {
             name @ UpstreamName::Renamed(_) => name,
         };
         if !self.call.template.is_in_session(&name) {
-            self.set_template(Arc::new((*self.call.template).clone().in_session(&name)));
+            let template = in_revision((*self.call.template).clone().in_session(&name), &handshake);
+            self.set_template(Arc::new(template));
         }
     }
 

@@ -13,10 +13,11 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::warn;
 
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::event_log::{EventLog, Handshake, Saved, Stream};
+use crate::event_log::{EventLog, Handshake, Replacement, Saved, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, SessionId, names};
 use crate::protocol::ids::Owner;
@@ -163,7 +164,8 @@ impl Handshaking {
             return Err(Opened::Failed("initialize was not answered"));
         };
         drop(permit);
-        if !self.is_as_before(&result) {
+        let is_taken = self.is_as_before(&result) || self.take_replacement(&result);
+        if !is_taken {
             self.log.sessions().handshakes().forget(&self.id);
             self.log.homes().save(&self.id).await;
             for stream in self.standalone() {
@@ -252,8 +254,30 @@ impl Handshaking {
     /// server.
     fn is_as_before(&self, result: &[u8]) -> bool {
         let version = jsonrpc::initialize_result(result).and_then(|it| ProtocolVersion::parse(&it.protocol_version));
-        version.as_ref() == Some(&self.handshake.version)
-            && ServerFacts::of(result).is_some_and(|later| self.handshake.server.are_kept_by(&later))
+        let is_as_before = version.as_ref() == Some(&self.handshake.version)
+            && ServerFacts::of(result).is_some_and(|later| self.handshake.server.are_kept_by(&later));
+        if is_as_before {
+            self.handshake.set_replacement(None);
+        }
+        is_as_before
+    }
+
+    /// Takes another server in place of the known one, where the client permits that. Returns false
+    /// if it does not, or if the server does not say what it is.
+    fn take_replacement(&self, result: &[u8]) -> bool {
+        if !self.upstream.revivals().front.takes_any_server {
+            return false;
+        }
+        let version = jsonrpc::initialize_result(result).and_then(|it| ProtocolVersion::parse(&it.protocol_version));
+        let (Some(version), Some(server)) = (version, ServerFacts::of(result)) else { return false };
+        let replacement = Replacement { version, server };
+        if self.handshake.replacement().as_deref() != Some(&replacement) {
+            let (was, is) = (self.handshake.version.as_str(), replacement.version.as_str());
+            let without = self.handshake.server.missing_in(&replacement.server).join(", ");
+            warn!(revision = is, before = was, without, "another server is in the session now");
+        }
+        self.handshake.set_replacement(Some(replacement));
+        true
     }
 
     /// Returns the session's standalone streams that are open downstream.
@@ -331,7 +355,7 @@ impl Handshaking {
         if let Some(name) = name.and_then(|name| HeaderValue::from_str(name.as_str()).ok()) {
             headers.insert(names::MCP_SESSION_ID, name);
         }
-        if let Ok(version) = HeaderValue::from_str(self.handshake.version.as_str()) {
+        if let Ok(version) = HeaderValue::from_str(self.handshake.current_version().as_str()) {
             headers.insert(names::MCP_PROTOCOL_VERSION, version);
         }
         headers

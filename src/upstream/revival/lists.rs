@@ -14,7 +14,7 @@ use tracing::Instrument;
 use super::handshake::{Handshaking, read_response};
 use crate::event_log::Stream;
 use crate::protocol::headers::SessionId;
-use crate::protocol::lists::{PAGE_MAX, Page, PageDigest};
+use crate::protocol::lists::{List, PAGE_MAX, Page, PageDigest};
 use crate::protocol::stream::SessionChange;
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::synthetic;
@@ -28,10 +28,15 @@ impl Handshaking {
     /// compared. Returns at once.
     pub(super) fn announce(&self, name: Option<SessionId>, standalone: Vec<Arc<Stream>>) {
         let lists = self.handshake.read_lists();
-        let announced: BTreeSet<_> = self.handshake.server.list_changes().collect();
-        if standalone.is_empty() || announced.is_empty() || lists.are_none() {
+        let announced: BTreeSet<_> = if self.upstream.revivals().front.announces_undeclared {
+            List::ALL.map(List::notification).into()
+        } else {
+            self.handshake.server.list_changes().collect()
+        };
+        let has_reader = !standalone.is_empty() || self.upstream.revivals().front.takes_any_server;
+        if !has_reader || announced.is_empty() || lists.are_none() {
             self.handshake.set_changed_lists(Vec::new());
-            return announce_to(&standalone);
+            return self.announce_to(&standalone);
         }
         let handshaking = self.clone();
         let comparing = async move {
@@ -42,9 +47,20 @@ impl Handshaking {
             let _ = tokio::time::timeout(LIMIT, handshaking.compare(name.as_ref(), &mut unread, &mut changed)).await;
             changed.extend(unread.iter().map(|(page, _)| page.list().notification()));
             handshaking.handshake.set_changed_lists(changed.intersection(&announced).copied().collect());
-            announce_to(&standalone);
+            handshaking.announce_to(&standalone);
         };
         tokio::spawn(comparing.in_current_span());
+    }
+
+    /// Announces the changes on the standalone streams, or to a front that follows the session
+    /// itself.
+    fn announce_to(&self, standalone: &[Arc<Stream>]) {
+        if self.upstream.revivals().front.takes_any_server {
+            return self.handshake.announce();
+        }
+        for stream in standalone {
+            stream.change(|machine, now| machine.handle_session(SessionChange::Revived, now));
+        }
     }
 
     /// Reads the pages of `unread` in the session `name`, the last first, and removes them. Adds
@@ -75,11 +91,5 @@ impl Handshaking {
             return None;
         }
         PageDigest::of(&read_response(response, &id, PAGE_MAX).await?)
-    }
-}
-
-fn announce_to(standalone: &[Arc<Stream>]) {
-    for stream in standalone {
-        stream.change(|machine, now| machine.handle_session(SessionChange::Revived, now));
     }
 }

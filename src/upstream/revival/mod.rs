@@ -23,8 +23,8 @@ mod lists;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use http::{Method, Response, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Method, Response, StatusCode};
 use tracing::{Instrument, debug, info};
 
 pub use generations::reopened_session;
@@ -35,6 +35,7 @@ use super::server::body::read_up_to;
 use super::server::exchange::Exchange;
 use super::server::request::Template;
 use super::server::response_body::ResponseBody;
+use super::server::synthetic;
 use super::session_refusals::Inquiry;
 use super::stack::Upstream;
 use super::token_probe::ProbeOutcome;
@@ -44,7 +45,7 @@ use crate::event_log::{AttemptEnd, Binding, EventLog, Handshake, Home, Principal
 use crate::otel::SpanKind;
 use crate::protocol::effects;
 use crate::protocol::error::Failure;
-use crate::protocol::headers::{self, SessionId};
+use crate::protocol::headers::{self, SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::session_refusal::{self, Refusal, Verdict, Words};
@@ -151,7 +152,7 @@ impl Refused<'_> {
         };
         match self.open_again(id, &handshake, &refused).await {
             Attempt::Revived if may_repeat => {
-                let again = Arc::new((**self.template).clone().in_session(&handshake.name()));
+                let again = Arc::new(in_revision((**self.template).clone().in_session(&handshake.name()), &handshake));
                 Settled::Revived { again, refusal: response }
             }
             // The request may have run. The client's next request finds the new session.
@@ -228,8 +229,9 @@ impl Refused<'_> {
             Verdict::Undecided => refused.refusal.is_known(),
             Verdict::Lives => false,
         };
-        // The refusal may concern this caller alone.
-        !is_dead || self.has_living_stream(id, handshake).await
+        // The refusal may concern one of several callers alone.
+        let has_others = !self.upstream.revivals().front.takes_any_server;
+        !is_dead || has_others && self.has_living_stream(id, handshake).await
     }
 
     /// Returns true if the caller may open the session again. The record must name the caller, or
@@ -359,6 +361,15 @@ impl Refused<'_> {
     }
 }
 
+/// Returns a request in the revision that its session has now.
+pub(super) fn in_revision(template: Template, handshake: &Handshake) -> Template {
+    let revision = handshake.replacement().and_then(|it| HeaderValue::from_str(it.version.as_str()).ok());
+    match revision {
+        Some(revision) => template.with(names::MCP_PROTOCOL_VERSION, revision),
+        None => template,
+    }
+}
+
 /// Returns the outcome of a handshake for metrics and traces.
 fn outcome_of(opened: &Opened) -> RevivalOutcome {
     match opened {
@@ -411,6 +422,12 @@ impl Upstream {
             let _ = refused.open_again(id, &handshake, &before).await;
         };
         tokio::spawn(opening.in_current_span());
+    }
+
+    /// Returns the messages for the client of a session that was opened again.
+    pub fn revival_messages(&self, handshake: &Handshake) -> Vec<Bytes> {
+        let messages = synthetic::revival_messages(&handshake.server, &handshake.changed_lists());
+        messages.into_iter().map(Bytes::from).collect()
     }
 
     /// Returns true if a POST without requests was refused, and the client's next request may open

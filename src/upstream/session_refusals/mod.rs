@@ -18,6 +18,7 @@ pub(super) use self::inquiry::Inquiry;
 use self::inquiry::{BODY_WAIT, may_refuse};
 use super::server::body::begun;
 use super::server::response_body::ResponseBody;
+use crate::config::SessionFront;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals};
 
@@ -30,6 +31,7 @@ pub struct Revivals {
     refusals: SessionRefusals,
     is_enabled: bool,
     keep: Duration,
+    pub(in crate::upstream) front: SessionFront,
     pub(in crate::upstream) permits: Arc<Semaphore>,
     pub(in crate::upstream) signs: AffinitySigns,
 }
@@ -38,7 +40,13 @@ impl Revivals {
     /// Creates the rules. The record of a session is kept for `keep` after its last use.
     pub(in crate::upstream) fn new(refusals: SessionRefusals, is_enabled: bool, keep: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-        Self { refusals, is_enabled, keep, permits, signs: AffinitySigns::default() }
+        let (front, signs) = (SessionFront::default(), AffinitySigns::default());
+        Self { refusals, is_enabled, keep, front, permits, signs }
+    }
+
+    /// Returns the rules for this side of the clients.
+    pub(in crate::upstream) fn for_front(self, front: SessionFront) -> Self {
+        Self { front, ..self }
     }
 
     /// Returns true if sessions are opened again.

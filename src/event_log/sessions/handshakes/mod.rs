@@ -30,7 +30,7 @@ use dashmap::DashMap;
 use changes::Changes;
 pub use generations::UpstreamName;
 use held_bytes::AllBytes;
-pub use record::{AttemptEnd, Handshake};
+pub use record::{AttemptEnd, Handshake, Replacement};
 use renamed::Renamed;
 pub use stored::KeptCookies;
 pub(in crate::event_log) use stored::StoredHandshake;

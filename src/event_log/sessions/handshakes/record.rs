@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
 use super::changes::Change;
 use super::generations::{Generations, UpstreamName};
@@ -59,6 +59,17 @@ pub struct Handshake {
     pub(super) change: Change,
     /// Notified when a standalone stream of the session was opened under a new name.
     listening: Notify,
+    /// Number of times that the session was opened again, with its lists compared.
+    announced: watch::Sender<u64>,
+}
+
+/// Another server in a session that was opened again.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Replacement {
+    /// Negotiated protocol version.
+    pub version: ProtocolVersion,
+    /// Facts that the server stated about itself.
+    pub server: ServerFacts,
 }
 
 /// End of an attempt to open a session again.
@@ -109,6 +120,8 @@ pub(super) struct State {
     read_lists: ReadLists,
     /// Notifications of the lists that differed when the session was opened again.
     changed_lists: Vec<&'static str>,
+    /// The server in the session, if it is another one than at the client's handshake.
+    replacement: Option<Arc<Replacement>>,
     /// Cookies of a load balancer, of the caller whose cookies changed last.
     cookies: Option<KeptCookies>,
     /// Status of the server's refusal of the standalone stream, while the session lived, or `None`.
@@ -139,6 +152,7 @@ impl State {
             was_answered: false,
             read_lists: ReadLists::default(),
             changed_lists: Vec::new(),
+            replacement: None,
             cookies: None,
             refused_get: None,
             is_over: false,
@@ -183,6 +197,7 @@ impl Handshake {
             write_turn: tokio::sync::Mutex::default(),
             change: Change::default(),
             listening: Notify::new(),
+            announced: watch::Sender::new(0),
         })
     }
 
@@ -365,6 +380,32 @@ impl Handshake {
     /// Returns the notifications of the lists that differ since the session was last opened again.
     pub fn changed_lists(&self) -> Vec<&'static str> {
         self.lock().changed_lists.clone()
+    }
+
+    /// The session was opened again, and its lists are compared. For a front without streams.
+    pub fn announce(&self) {
+        self.announced.send_modify(|announced| *announced += 1);
+    }
+
+    /// Returns the changes of [`Self::announce`].
+    pub fn announcements(&self) -> watch::Receiver<u64> {
+        self.announced.subscribe()
+    }
+
+    /// Sets the server that is in the session now, or `None` for one as at the client's handshake.
+    /// Not stored: only a client in this process has such a session.
+    pub fn set_replacement(&self, replacement: Option<Replacement>) {
+        self.lock().replacement = replacement.map(Arc::new);
+    }
+
+    /// Returns the server in the session, if it is another one than at the client's handshake.
+    pub fn replacement(&self) -> Option<Arc<Replacement>> {
+        self.lock().replacement.clone()
+    }
+
+    /// Returns the protocol version that the session has now.
+    pub fn current_version(&self) -> ProtocolVersion {
+        self.lock().replacement.as_ref().map_or_else(|| self.version.clone(), |it| it.version.clone())
     }
 
     /// Returns whether the server has ever responded to a request in the session.
