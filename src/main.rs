@@ -115,7 +115,13 @@ fn connect_role() -> ExitCode {
         match parsed {
             Ok((is_debug, options)) => {
                 let _log = connect_log(is_debug).map_err(|error| error.to_string())?;
-                let ended = connect::serve(&options, input, output, connect::stop_signal()).await;
+                let stop = async {
+                    tokio::select! {
+                        () = connect::stop_signal() => {}
+                        () = connect::reader_gone() => {}
+                    }
+                };
+                let ended = connect::serve(&options, input, output, stop).await;
                 ended.map_err(|error| error.to_string())
             }
             Err(problem) => {

@@ -55,7 +55,7 @@ use self::input::Input;
 use self::memory::Memory;
 use self::output::Output;
 use self::pipe::{Pipe, Rules};
-pub use self::platform::{config_file, debug_file, memory_folder, stop_signal};
+pub use self::platform::{config_file, debug_file, memory_folder, reader_gone, stop_signal};
 pub use self::proxies::is_loopback;
 use self::settings::Settings;
 pub use self::settings::{Options, Problem};

@@ -1,4 +1,5 @@
-//! The parts that depend on the platform: signals to end, private files, and the folders of files.
+//! The parts that depend on the platform: signals to end, the end of the host, private files, and
+//! the folders of files.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,35 @@ pub(super) async fn slept(boot: impl Fn() -> Duration) {
         }
         (awake, passed) = (awake_now, passed_now);
     }
+}
+
+/// Resolves when nobody reads stdout any more: the host has ended, or was killed. Never for a file.
+/// A thread waits for it, since a pipe that is not written to is no matter of the runtime.
+#[cfg(unix)]
+pub async fn reader_gone() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::Errno;
+
+    const STACK: usize = 64 * 1024;
+    let (gone, waiting) = tokio::sync::oneshot::channel();
+    let watch = move || {
+        let stdout = io::stdout();
+        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+        while let Err(Errno::INTR) = poll(&mut polled, None) {}
+        if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+            let _ = gone.send(());
+        }
+    };
+    let thread = std::thread::Builder::new().name("stdout".to_owned()).stack_size(STACK).spawn(watch);
+    if thread.is_err() || waiting.await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Resolves when nobody reads stdout any more. Not known on this platform.
+#[cfg(not(unix))]
+pub async fn reader_gone() {
+    std::future::pending().await
 }
 
 /// Makes a folder, and those above it, for its owner alone.
