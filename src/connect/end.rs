@@ -22,6 +22,9 @@ const CANCEL_TIME: Duration = Duration::from_millis(500);
 /// Time for the end of the session at the far side.
 const DELETE_TIME: Duration = Duration::from_secs(1);
 
+/// Time for the file of the memory.
+const WRITE_TIME: Duration = Duration::from_millis(500);
+
 /// Cause of the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cause {
@@ -49,6 +52,9 @@ impl Pipe {
         }
         let _ = tokio::time::timeout(CANCEL_TIME, async { while cancels.join_next().await.is_some() {} }).await;
         self.far.end(DELETE_TIME).await;
+        if let Some(record) = self.record() {
+            let _ = tokio::time::timeout(WRITE_TIME, record.saved()).await;
+        }
     }
 
     /// Cancels a request that the host will not read any more.

@@ -49,7 +49,7 @@ impl Pipe {
     /// Opens the session, and answers the host's `initialize`.
     pub(super) async fn open(&self, request: HostRequest) {
         self.far.set_state(FarState::Absent);
-        let record = self.remember(&request.body);
+        let record = self.remember(&request).await;
         let mut reached = std::pin::pin!(self.reach(&request));
         let in_time = tokio::select! {
             biased;

@@ -4,6 +4,7 @@
 //! each message of the far side. Absent: the way of one request ([`super::calls`]), the beginning
 //! ([`super::opening`]) and the end ([`super::end`]) of the session.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,9 @@ pub(super) struct Pipe {
     pub(super) running: Running,
     pub(super) tools: Tools,
     pub(super) settings: Rules,
-    memory: Memory,
+    /// True while the far side of a revision without sessions is away, and memory answers for it.
+    pub(super) is_away: AtomicBool,
+    memory: Arc<Memory>,
     /// Remembered answers to this host, once it has named itself.
     record: Mutex<Option<Arc<Record>>>,
     /// Changes of lists of our own making, until no call of a tool runs.
@@ -99,7 +102,8 @@ impl Pipe {
             running: Running::new(),
             tools: Tools::default(),
             settings,
-            memory,
+            is_away: AtomicBool::new(false),
+            memory: Arc::new(memory),
             record: Mutex::default(),
             held: Mutex::default(),
             host: OnceLock::new(),
@@ -112,11 +116,13 @@ impl Pipe {
         (Arc::new(pipe), queue)
     }
 
-    /// Looks up the remembered answers to a host with this `initialize`.
-    pub(super) fn remember(&self, initialize: &[u8]) -> Arc<Record> {
-        let record = Arc::new(self.memory.record(initialize));
+    /// Looks up the remembered answers to a host with this `initialize` or `server/discover`.
+    pub(super) async fn remember(&self, request: &HostRequest) -> Arc<Record> {
+        let _ = self.host.set(jsonrpc::client_name(&request.body).unwrap_or_default());
+        let (memory, request) = (self.memory.clone(), request.clone());
+        let looking_up = tokio::task::spawn_blocking(move || memory.record(&request));
+        let record = Arc::new(looking_up.await.unwrap_or_default());
         *sync::lock(&self.record) = Some(record.clone());
-        let _ = self.host.set(jsonrpc::client_name(initialize).unwrap_or_default());
         record
     }
 

@@ -4,14 +4,17 @@
 //! Some hosts probe by a process of its own. The process that stays gets a call first, and the key
 //! of a call needs the promise. So the far side is asked for it before. A probe that a fault of the
 //! network has ended is sent again: its host would take an older revision for the whole session.
-//! Absent: the remembered answers to probes; revisions with sessions, in which `initialize` comes
+//! Absent: the file of the remembered answers; revisions with sessions, in which `initialize` comes
 //! first.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
+use tracing::{info, warn};
 
 use super::far::Reply;
 use super::input::HostRequest;
@@ -33,21 +36,46 @@ const METHOD: &str = "server/discover";
 const ID: &str = "mcp-resume";
 
 impl Pipe {
-    /// Answers a probe of the host, in time.
-    pub(super) async fn discover(&self, request: HostRequest) {
+    /// Answers a probe of the host, in time. The remembered answer is that of a far side that is
+    /// away.
+    pub(super) async fn discover(self: Arc<Self>, request: HostRequest) {
+        let record = self.remember(&request).await;
         let revision = request.revision.clone().unwrap_or_else(|| era::REVISION.into());
         let body = tokio::time::timeout(ANSWER_WITHIN, self.probe(&request, &revision)).await;
         let is_answer = |body: &Bytes| {
             let speaks_of_revisions = |code| matches!(code, code::UNSUPPORTED_VERSION | code::MISSING_CAPABILITY);
             request.response_in(body).is_some() && jsonrpc::error_code(body).is_none_or(speaks_of_revisions)
         };
-        let body = body.ok().flatten().filter(is_answer);
-        let answer = body.unwrap_or_else(|| response::method_not_found(&request.id).into());
+        let is_away = body.is_err();
+        let remembered = || record.result(METHOD).filter(|_| is_away);
+        let answer = match body.ok().flatten().filter(is_answer) {
+            Some(answer) => {
+                record.keep(METHOD, &request.body, &answer);
+                answer
+            }
+            None => match remembered() {
+                Some(result) => {
+                    warn!("the far side is not there yet: its earlier answers hold until it comes");
+                    self.is_away.store(true, Ordering::Relaxed);
+                    let (pipe, probe) = (self.clone(), request.clone());
+                    self.spawn(async move { pipe.await_far(&probe, &revision).await });
+                    response::result(&request.id, result).into()
+                }
+                None => response::method_not_found(&request.id).into(),
+            },
+        };
         self.respond(&request.id, answer).await;
     }
 
-    /// Learns of the promise before `request`, a call of a revision without sessions. Asks nothing if
-    /// a response has shown it before, or without a credential, which the promise needs.
+    /// Probes until the far side has come. Until then lists are the remembered ones.
+    async fn await_far(&self, probe: &HostRequest, revision: &str) {
+        self.probe(probe, revision).await;
+        info!("the far side has come");
+        self.is_away.store(false, Ordering::Relaxed);
+    }
+
+    /// Learns of the promise before `request`, a call of a revision without sessions. Asks nothing
+    /// if a response has shown it before, or without a credential, which the promise needs.
     pub(super) async fn learn_promise(&self, request: &HostRequest) {
         let Some(revision) = &request.revision else { return };
         if self.far.knows_promise() || !self.far.credentials().has_any() {

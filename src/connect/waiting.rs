@@ -1,6 +1,7 @@
 //! The wait of a request for the session: until the far side is there, and until it has answered
 //! `initialized`.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,7 +25,9 @@ impl Pipe {
     /// The response, if the wait ends before.
     pub(super) async fn wait_for_far(&self, request: &HostRequest) -> Result<(), Bytes> {
         if request.revision.is_some() {
-            return Ok(());
+            let is_list = list_of(&request.method).is_some() && self.is_away.load(Ordering::Relaxed);
+            let remembered = self.record().filter(|_| is_list).and_then(|record| record.result(&request.method));
+            return remembered.map_or(Ok(()), |list| Err(response::result(&request.id, list).into()));
         }
         let is_absent = *self.far.state().borrow() == FarState::Absent;
         if let Some(member) = list_of(&request.method).filter(|_| is_absent) {

@@ -150,3 +150,42 @@ async fn a_probe_whose_connection_broke_is_sent_again() {
     upstream.expect("server/discover").await.json(200, answer.to_string()).await;
     assert_eq!(host.hear().await, answer);
 }
+
+#[tokio::test]
+async fn a_known_server_without_sessions_that_is_away_is_answered_for_by_memory() {
+    let mut upstream = Upstream::start().await;
+    let folder = std::env::temp_dir().join(format!("mcp-resume-connect-modern-{}", std::process::id()));
+    let memory = || Some(folder.clone());
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": V2026});
+    let request = |id: u32, method: &str| {
+        json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"_meta": meta}}).to_string()
+    };
+    let mut host = Host::start(mcp_resume::connect::Options { memory: memory(), ..options(&upstream.url()) });
+    host.say(&request(1, "server/discover")).await;
+    let answer = json!({"jsonrpc": "2.0", "id": 1, "result": {"supportedVersions": [V2026], "capabilities": {}}});
+    upstream.expect("server/discover").await.json(200, answer.to_string()).await;
+    assert_eq!(host.hear().await, answer);
+    host.say(&request(2, "tools/list")).await;
+    let list = json!({"jsonrpc": "2.0", "id": 2, "result": {"tools": [{"name": "kept"}]}});
+    upstream.expect("tools/list").await.json(200, list.to_string()).await;
+    assert_eq!(host.hear().await["result"], list["result"]);
+    host.close_input();
+    host.end().await;
+    upstream.refuse().await;
+    let mut host = Host::start(mcp_resume::connect::Options { memory: memory(), ..options(&upstream.url()) });
+    let began = Instant::now();
+    host.say(&request(3, "server/discover")).await;
+    assert_eq!(host.hear().await["result"], answer["result"]);
+    assert!(began.elapsed() < Duration::from_secs(4));
+    host.say(&request(4, "tools/list")).await;
+    assert_eq!(host.hear().await["result"], list["result"]);
+    // Once the server is there, it answers itself.
+    upstream.listen_again().await;
+    upstream.expect("server/discover").await.json(200, answer.to_string()).await;
+    host.say(&request(5, "prompts/list")).await;
+    upstream.expect("prompts/list").await.json(200, r#"{"jsonrpc":"2.0","id":5,"result":{"prompts":[]}}"#).await;
+    assert_eq!(host.hear().await["id"], 5);
+    host.close_input();
+    host.end().await;
+    std::fs::remove_dir_all(&folder).unwrap();
+}
