@@ -82,6 +82,7 @@ Examples:
   mcp-resume connect https://mcp.example.com/mcp
   mcp-resume connect https://mcp.example.com/mcp --bearer env:TOKEN
   mcp-resume connect -- npx -y @modelcontextprotocol/server-everything
+  mcp-resume connect --watch src -- python src/server.py
 
 Exit codes:
   0  ended by the host or a signal    1  failed while running    2  wrong arguments";
@@ -296,6 +297,10 @@ pub(crate) struct Connect {
     /// A tool that the host does not see, with * for any part of its name; may be repeated.
     #[arg(long, value_name = "NAME")]
     ignore_tool: Vec<String>,
+    /// A file or folder of the program behind --, which is replaced when it changes; may be
+    /// repeated.
+    #[arg(long, value_name = "PATH")]
+    watch: Vec<PathBuf>,
     /// Longest wait of a request for a server that is not reachable, in seconds [default: 50].
     #[arg(long, value_name = "SECS")]
     wait_secs: Option<String>,
@@ -387,7 +392,8 @@ pub(crate) struct Demo {
 }
 
 impl Connect {
-    /// Returns the options with the places of the user's files, and the variables of the environment.
+    /// Returns the options with the places of the user's files, and the variables of the
+    /// environment.
     pub(crate) fn into_options(self, variables: impl Iterator<Item = (String, String)>) -> connect::Options {
         let (refused, without_effect) = (self.remote.refused(), self.remote.without_effect());
         connect::Options {
@@ -402,6 +408,7 @@ impl Connect {
             ipv4: self.ipv4,
             bridge: self.bridge,
             ignored_tools: self.ignore_tool,
+            watch: self.watch,
             memory: connect::memory_folder(),
             config: self.config,
             own_config: connect::config_file(),

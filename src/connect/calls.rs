@@ -62,8 +62,15 @@ impl Pipe {
     /// Runs a request until its response was written, or until it was withdrawn.
     pub(super) async fn call(&self, request: HostRequest, entry: &Entry) {
         let answered = async {
-            let error = match self.wait_for_far(&request).await {
-                Ok(()) if entry.post() => self.attempts(&request, entry).await,
+            let error = match self.wait_for_turn(&request).await {
+                Ok(()) if entry.post() => loop {
+                    let replacements = self.program.replacements();
+                    let error = self.attempts(&request, entry).await;
+                    match &error {
+                        Some(end) if self.may_listen_again(&request, end, replacements).await => {}
+                        _ => break error,
+                    }
+                },
                 Ok(()) => None,
                 Err(error) => Some(error),
             };
@@ -83,8 +90,18 @@ impl Pipe {
         }
     }
 
-    /// Sends the request, and again if it may be repeated. Returns the error that the host gets: the
-    /// first one after which the request may have run, unless a later one says more.
+    /// Waits until the request may be sent to the far side.
+    ///
+    /// # Errors
+    /// The response, if it will not be sent.
+    async fn wait_for_turn(&self, request: &HostRequest) -> Result<(), Bytes> {
+        self.wait_for_far(request).await?;
+        self.wait_for_program(request).await?;
+        self.gone(request).map_or(Ok(()), Err)
+    }
+
+    /// Sends the request, and again if it may be repeated. Returns the error that the host gets:
+    /// the first one after which the request may have run, unless a later one says more.
     async fn attempts(&self, request: &HostRequest, entry: &Entry) -> Option<Bytes> {
         let began = clock::now();
         let has_effects = !effects::are_absent(&request.body);
@@ -142,7 +159,7 @@ impl Pipe {
             Cause::InBetween => has_key || entry.is_acknowledged(),
             Cause::Strange(_) if has_key || entry.is_acknowledged() => true,
             Cause::Strange(stranger) => {
-                let is_harmless = !stranger.may_have_run() || effects::are_absent(&request.body) || is_listen(request);
+                let is_harmless = !stranger.may_have_run() || effects::are_absent(&request.body) || request.is_listen();
                 is_harmless && clock::now() < began + self.settings.connect.wait
             }
             Cause::Away => has_key && repeats > 0 || entry.is_acknowledged(),
@@ -150,10 +167,10 @@ impl Pipe {
         }
     }
 
-    /// Returns true if a request without a key may run twice: it has no effects, is a subscription, or
-    /// is the call of a tool that only reads.
+    /// Returns true if a request without a key may run twice: it has no effects, is a subscription,
+    /// or is the call of a tool that only reads.
     fn may_run_twice(&self, request: &HostRequest, repeats: u32) -> bool {
-        if effects::are_absent(&request.body) || is_listen(request) {
+        if effects::are_absent(&request.body) || request.is_listen() {
             return true;
         }
         let is_call = &*request.method == "tools/call" && self.settings.connect.repeat == Repeat::ReadOnly;
@@ -235,7 +252,8 @@ impl Pipe {
             Some(true) => {
                 if let Some(code) = own_code(&message) {
                     if code == ErrorCode::StreamLost {
-                        // A `serve` that does not know the stream does not know what the request was.
+                        // A `serve` that does not know the stream does not know what the request
+                        // was.
                         message = request.failed(Failure::after_send(code));
                     }
                     return Taken::Failure(message, code);
@@ -245,9 +263,10 @@ impl Pipe {
                 }
             }
             Some(false) => message = self.take_result(request, message),
-            None if is_listen(request) => {
+            None if request.is_listen() => {
                 entry.hear();
                 if is_acknowledgement(&message) && entry.acknowledge() {
+                    self.announce_replacement(request, &message).await;
                     return Taken::Passed;
                 }
             }
@@ -288,7 +307,7 @@ impl Pipe {
         if let Some(error) = response::readdressed(body, &request.id)
             && status != StatusCode::UNAUTHORIZED
         {
-            return error.into();
+            return if self.settings.is_program { words::with_last_lines(error.into()) } else { error.into() };
         }
         self.told(request, status)
     }
@@ -306,10 +325,6 @@ enum Taken {
     Failure(Bytes, ErrorCode),
     /// It is the refusal of a call whose headers do not repeat its arguments.
     Mismatch(Bytes),
-}
-
-fn is_listen(request: &HostRequest) -> bool {
-    &*request.method == "subscriptions/listen"
 }
 
 fn is_acknowledgement(message: &[u8]) -> bool {

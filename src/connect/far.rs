@@ -21,11 +21,12 @@ use super::input::HostRequest;
 use super::keys::CallKey;
 use crate::body::BoxBody;
 use crate::delivery::MessageFrames;
+use crate::event_log::{Handshake, Replacement};
 use crate::ingress::LocalClient;
 use crate::protocol::bridge::legacy_clients;
 use crate::protocol::channel::envelope;
 use crate::protocol::era;
-use crate::protocol::headers::names;
+use crate::protocol::headers::{SessionId, names};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::promise::Promise;
 use crate::server::respond;
@@ -197,6 +198,27 @@ impl Far {
         self.send(headers, body).await.0
     }
 
+    /// Ends the program behind the session. The next request starts it again.
+    pub(super) async fn replace_server(&self) {
+        self.client.replace_server().await;
+    }
+
+    /// Returns the server in the session, if it is another one than at the handshake.
+    pub(super) fn replacement(&self) -> Option<Arc<Replacement>> {
+        self.handshake()?.replacement()
+    }
+
+    /// Returns the core's record of the session.
+    pub(super) fn handshake(&self) -> Option<Arc<Handshake>> {
+        let id = sync::lock(&self.session).id.clone()?;
+        self.client.handshake(&SessionId::parse(id.to_str().ok()?)?)
+    }
+
+    /// Returns the messages for the host after the session was opened again.
+    pub(super) fn revival_messages(&self, handshake: &Handshake) -> Vec<Bytes> {
+        self.client.revival_messages(handshake)
+    }
+
     /// Opens the session's GET stream.
     pub(super) async fn listen(&self) -> Reply {
         let mut headers = self.headers(true);
@@ -285,7 +307,10 @@ impl Far {
             headers.insert(AUTHORIZATION, authorization);
         }
         if is_in_session {
-            let SessionHeaders { id, revision } = sync::lock(&self.session).clone();
+            let SessionHeaders { id, mut revision } = sync::lock(&self.session).clone();
+            if let Some(replacement) = self.replacement() {
+                revision = HeaderValue::from_str(replacement.version.as_str()).ok();
+            }
             for (name, value) in [(names::MCP_SESSION_ID, id), (names::MCP_PROTOCOL_VERSION, revision)] {
                 if let Some(value) = value {
                     headers.insert(name, value);

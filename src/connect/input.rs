@@ -63,6 +63,11 @@ impl HostRequest {
         if &*self.method == "tools/call" { Subject::ToolCall } else { Subject::Request }
     }
 
+    /// Returns true for the request of a subscription.
+    pub(super) fn is_listen(&self) -> bool {
+        &*self.method == "subscriptions/listen"
+    }
+
     /// Returns whether a message is the response to the request: `Some(true)` for an error, `None`
     /// for any other message.
     pub(super) fn response_in(&self, message: &[u8]) -> Option<bool> {

@@ -12,7 +12,9 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), the way of a request
-//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), answers of
+//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), a server that
+//! differs from what the host was told ([`told`]), the program behind it and its files
+//! ([`reload`], [`program`], [`watch`], [`listening`]), answers of
 //! something else than the far side ([`strangers`]), the options ([`settings`], [`headers`]) with
 //! the proxies of the environment ([`proxies`]), and the place of the credentials
 //! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
@@ -21,24 +23,30 @@
 mod calls;
 mod credentials;
 mod end;
+mod facts;
 mod far;
 mod headers;
 mod ignored;
 mod input;
 mod keys;
+mod listening;
 mod memory;
 mod opening;
 mod output;
 mod pipe;
 mod platform;
 mod probes;
+mod program;
 mod proxies;
 mod refused;
+mod reload;
 mod running;
 mod settings;
 mod strangers;
+mod told;
 mod tools;
 mod waiting;
+mod watch;
 mod words;
 
 use std::sync::Arc;
@@ -59,6 +67,7 @@ pub use self::platform::{config_file, debug_file, memory_folder, reader_gone, st
 pub use self::proxies::is_loopback;
 use self::settings::Settings;
 pub use self::settings::{Options, Problem};
+use self::watch::Watched;
 use crate::clock;
 use crate::sidecar::{self, Local};
 use crate::upstream;
@@ -111,8 +120,12 @@ where
     let (output, writing) = Output::new(output);
     let written = tokio::spawn(writing.run());
     let far = Far::new(local.client().clone(), credentials);
-    let (pipe, notifications) =
-        Pipe::new(far, output, Rules { connect, progress, origin, is_http, ignored }, Memory::new(memory, server));
+    let (is_program, is_watched) = (!options.command.is_empty(), !options.watch.is_empty());
+    let rules = Rules { connect, progress, origin, is_http, ignored, is_program, is_watched };
+    let (pipe, notifications) = Pipe::new(far, output, rules, Memory::new(memory, server));
+    if is_watched {
+        pipe.spawn(pipe.clone().replace_on_change(Watched::new(options.watch.clone())));
+    }
     pipe.spawn(pipe.clone().post_notifications(notifications));
     pipe.spawn(probe_after_sleep());
     let mut input = Input::new(input);

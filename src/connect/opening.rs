@@ -23,6 +23,7 @@ use crate::body::BoxBody;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Body, Message, response};
+use crate::sync;
 
 /// Time until the host has its answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
@@ -49,6 +50,7 @@ impl Pipe {
     /// Opens the session, and answers the host's `initialize`.
     pub(super) async fn open(&self, request: HostRequest) {
         self.far.set_state(FarState::Absent);
+        *sync::lock(&self.opening) = Some(request.clone());
         let record = self.remember(&request).await;
         let mut reached = std::pin::pin!(self.reach(&request));
         let in_time = tokio::select! {
@@ -57,17 +59,32 @@ impl Pipe {
             () = clock::sleep(ANSWER_WITHIN) => None,
         };
         match in_time {
-            Some(message) => self.greet(&request.id, message).await,
+            Some(message) => self.greet(&request.id, self.tell(message)).await,
             None => {
                 warn!("the far side is not there yet: its session is opened when it comes");
-                let remembered = record.result("initialize").map(|result| response::result(&request.id, result).into());
-                self.greet(&request.id, remembered.unwrap_or_else(|| pending_handshake(&request))).await;
+                let remembered = record.result("initialize").map(|result| response::result(&request.id, result));
+                let is_remembered = remembered.is_some();
+                let answer: Bytes = remembered.map_or_else(|| pending_handshake(&request), Bytes::from);
+                self.greet(&request.id, self.tell(answer.clone())).await;
                 let message = reached.await;
                 if jsonrpc::error_in(&message).is_none() {
                     info!("the far side has come");
-                    self.announce_lists(&message).await;
+                    self.compare(&answer, &message);
+                    // The lists of the pending handshake were empty.
+                    self.announce_lists(if is_remembered { &answer } else { &message }).await;
                 }
             }
+        }
+    }
+
+    /// Opens the session that the far side has refused, and that its next program may open.
+    pub(super) async fn open_again(&self) {
+        let request = sync::lock(&self.opening).clone();
+        let Some(request) = request else { return };
+        self.far.set_state(FarState::Absent);
+        let message = self.reach(&request).await;
+        if jsonrpc::error_in(&message).is_none() {
+            self.announce_lists(&message).await;
         }
     }
 
@@ -77,6 +94,7 @@ impl Pipe {
         let mut pauses = PAUSES;
         let mut body = request.body.clone();
         loop {
+            let replacements = self.program.replacements();
             let (reply, session) = self.far.post_opening(body.clone()).await;
             let opened = match reply {
                 Reply::Messages(body) => self.read_opening(request, body, session).await,
@@ -91,13 +109,18 @@ impl Pipe {
                     self.refused_opening(request, status, &refusal)
                 }
             };
+            if !matches!(opened, Opened::NotYet) {
+                self.program.settle();
+            }
             match opened {
                 Opened::Result(message, session) => {
                     let revision = jsonrpc::string_member(&message, &["result", "protocolVersion"]);
                     if let Some(record) = self.record() {
                         record.keep("initialize", &request.body, &message);
                     }
+                    self.note_opened(&message);
                     self.far.open(session, revision.as_deref());
+                    self.follow_revivals();
                     return message;
                 }
                 Opened::Error(error) => {
@@ -105,7 +128,10 @@ impl Pipe {
                     self.far.set_state(FarState::Refused(object));
                     return error;
                 }
-                Opened::NotYet => clock::sleep(pauses.next_pause()).await,
+                Opened::NotYet => tokio::select! {
+                    () = clock::sleep(pauses.next_pause()) => {}
+                    () = self.program.replaced_after(replacements) => pauses = PAUSES,
+                },
             }
         }
     }
@@ -139,16 +165,34 @@ impl Pipe {
             || status == StatusCode::REQUEST_TIMEOUT;
         let is_of_stranger = self.stranger(body).is_some() && self.has_worked();
         if is_of_stranger || is_temporary && !is_final(body) {
+            if self.settings.is_program {
+                self.program.fail(self.refusal(request, status, body));
+            }
             return Opened::NotYet;
         }
         Opened::Error(self.refusal(request, status, body))
     }
 
-    /// Announces a change of each list of the far side: the host may have read others.
+    /// Writes the messages about each time that the session is opened again. The core compares the
+    /// lists that the host has read.
+    fn follow_revivals(&self) {
+        let Some(handshake) = self.far.handshake() else { return };
+        let (pipe, mut announcements) = (self.itself.clone(), handshake.announcements());
+        self.spawn(async move {
+            while announcements.changed().await.is_ok() {
+                let Some(pipe) = pipe.upgrade() else { return };
+                for message in pipe.far.revival_messages(&handshake) {
+                    pipe.pass(message).await;
+                }
+            }
+        });
+    }
+
+    /// Announces a change of each list that this handshake declares: the host may have read others.
     async fn announce_lists(&self, handshake: &[u8]) {
         for (declaration, message) in LIST_CHANGES {
             if jsonrpc::member(handshake, declaration).is_some() {
-                self.output.write(Bytes::from_static(message.as_bytes())).await;
+                self.pass(Bytes::from_static(message.as_bytes())).await;
             }
         }
     }

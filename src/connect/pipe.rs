@@ -5,7 +5,7 @@
 //! ([`super::opening`]) and the end ([`super::end`]) of the session.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -16,12 +16,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use super::facts::Facts;
 use super::far::{Far, FarState, Reply};
 use super::ignored::IgnoredTools;
 use super::input::{HostLine, HostRequest, Input};
 use super::keys::CallKey;
 use super::memory::{Memory, Record};
 use super::output::Output;
+use super::program::Program;
 use super::running::{Cancelled, Kind, NotTaken, Running};
 use super::tools::Tools;
 use crate::backoff::Backoff;
@@ -64,6 +66,10 @@ pub(super) struct Rules {
     pub(super) is_http: bool,
     /// Tools that the user hides.
     pub(super) ignored: IgnoredTools,
+    /// True for a program behind it, whose last lines may be in errors.
+    pub(super) is_program: bool,
+    /// True if changes of its files replace the program.
+    pub(super) is_watched: bool,
 }
 
 /// One session of one host.
@@ -73,6 +79,10 @@ pub(super) struct Pipe {
     pub(super) running: Running,
     pub(super) tools: Tools,
     pub(super) settings: Rules,
+    pub(super) program: Program,
+    pub(super) facts: Facts,
+    /// The host's `initialize`.
+    pub(super) opening: Mutex<Option<HostRequest>>,
     /// True while the far side of a revision without sessions is away, and memory answers for it.
     pub(super) is_away: AtomicBool,
     memory: Arc<Memory>,
@@ -89,6 +99,8 @@ pub(super) struct Pipe {
     notifications: mpsc::Sender<Bytes>,
     /// Held while this process asks the far side for its promise.
     pub(super) probing: tokio::sync::Mutex<()>,
+    /// The pipe, for its own tasks.
+    pub(super) itself: Weak<Self>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -96,11 +108,14 @@ impl Pipe {
     /// Creates the pipe, and the queue of notifications that [`Self::post_notifications`] empties.
     pub(super) fn new(far: Far, output: Output, settings: Rules, memory: Memory) -> (Arc<Self>, mpsc::Receiver<Bytes>) {
         let (notifications, queue) = mpsc::channel(NOTIFICATIONS);
-        let pipe = Self {
+        let pipe = Arc::new_cyclic(|itself| Self {
             far,
             output,
             running: Running::new(),
             tools: Tools::default(),
+            program: Program::new(settings.is_watched),
+            facts: Facts::default(),
+            opening: Mutex::default(),
             settings,
             is_away: AtomicBool::new(false),
             memory: Arc::new(memory),
@@ -111,9 +126,10 @@ impl Pipe {
             lists_until: OnceLock::new(),
             notifications,
             probing: tokio::sync::Mutex::default(),
+            itself: itself.clone(),
             tasks: Mutex::default(),
-        };
-        (Arc::new(pipe), queue)
+        });
+        (pipe, queue)
     }
 
     /// Looks up the remembered answers to a host with this `initialize` or `server/discover`.
@@ -244,7 +260,8 @@ impl Pipe {
             let error = response::error(&request.id, code::INVALID_PARAMS, "the tool is hidden by --ignore-tool");
             return self.output.respond(error.into()).await;
         }
-        let kind = Kind { is_modern: request.revision.is_some(), is_tool_call };
+        let is_listen = request.is_listen();
+        let kind = Kind { is_modern: request.revision.is_some(), is_tool_call, is_listen };
         let entry = match self.running.begin(&request.id, kind) {
             Ok(entry) => entry,
             Err(refused) => return self.output.respond(not_taken(&request.id, refused)).await,
@@ -416,7 +433,7 @@ impl Pipe {
         }
     }
 
-    async fn read_stream(&self, mut body: BoxBody) {
+    pub(super) async fn read_stream(&self, mut body: BoxBody) {
         while let Some(Ok(frame)) = body.frame().await {
             if let Ok(message) = frame.into_data() {
                 self.pass(message).await;

@@ -32,6 +32,8 @@ pub(super) struct Kind {
     pub(super) is_modern: bool,
     /// True for the call of a tool.
     pub(super) is_tool_call: bool,
+    /// True for a subscription, which has no end of its own.
+    pub(super) is_listen: bool,
 }
 
 /// Counts of requests.
@@ -132,6 +134,18 @@ impl Running {
     /// Returns true if a call of a tool has no response yet.
     pub(super) fn has_tool_calls(&self) -> bool {
         self.tool_calls.load(Ordering::Relaxed) > 0
+    }
+
+    /// Resolves once no request that was sent waits for its response. Subscriptions do not count.
+    pub(super) async fn idle(&self) {
+        let mut changes = self.changes();
+        let runs = |entry: &Arc<Entry>| !entry.kind.is_listen && sync::lock(&entry.state).is_posted;
+        loop {
+            changes.borrow_and_update();
+            if !sync::lock(&self.requests).values().any(runs) || changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Returns all requests, with their IDs.

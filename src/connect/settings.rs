@@ -45,6 +45,8 @@ pub struct Options {
     pub bridge: Option<String>,
     /// Names of tools that the host does not see, with `*` for any part.
     pub ignored_tools: Vec<String>,
+    /// Files and folders whose change replaces the program.
+    pub watch: Vec<PathBuf>,
     /// Folder of the memory of servers, or `None` to remember nothing.
     pub memory: Option<PathBuf>,
     /// File of the configuration. It must exist.
@@ -83,6 +85,8 @@ max_bytes_total = 268_435_456
 [delivery]
 progress_after_secs = 10
 ";
+/// Times of a program's end: from the end of its stdin to SIGTERM, and from there to SIGKILL.
+const END_TIMES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(1));
 
 /// The configuration, and what the pipe needs beside it.
 pub(super) struct Settings {
@@ -107,6 +111,7 @@ impl Settings {
     /// The first problem.
     pub(super) fn of(options: &Options) -> Result<Self, Problem> {
         let url = target(options)?;
+        check_watched(options)?;
         let headers = headers(options)?;
         let credentials = headers.iter().map(|(name, _)| name.as_str()).filter(|name| is_credential(name));
         let credentials = credentials.map(str::to_owned).collect();
@@ -227,6 +232,8 @@ fn adapted(mut config: Config, connect: &Connect, options: &Options) -> Result<C
     config.streams.delivered_retention = Duration::ZERO;
     // Nothing outlives the process, and no other process has a part of it.
     config.store = Store::Memory;
+    // The pipe compares what the host was told with what the server is (`told.rs`).
+    config.sessions.front.takes_any_server = true;
     // Drafts for connections that break.
     config.dialects.declared = Declared::default();
     config.dialects.stream_url = false;
@@ -239,7 +246,10 @@ fn adapted(mut config: Config, connect: &Connect, options: &Options) -> Result<C
             Some(_) => return Err("--bridge takes auto or always".to_owned()),
         };
     }
+    config.sessions.front.announces_undeclared = !options.watch.is_empty();
     if let Some(command) = &mut config.upstream.command {
+        (command.stderr_to_client, command.last_lines_to_client) = (true, true);
+        (command.end, command.keeps_asked) = (Some(END_TIMES), true);
         // As from the host itself.
         command.inherit_env = env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
         command.adopts_orphans = true;
@@ -271,6 +281,20 @@ fn further_roots(connect: &Connect) -> Result<FurtherRoots, Problem> {
         of_name(&"SSL_CERT_DIR").map(|value| env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
     let folders = folders.into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect();
     Ok(FurtherRoots { files: files.chain(connect.ca_file.clone()).collect(), folders })
+}
+
+/// Checks the paths of `--watch`.
+fn check_watched(options: &Options) -> Result<(), Problem> {
+    if options.watch.is_empty() {
+        return Ok(());
+    }
+    if options.command.is_empty() {
+        return Err("--watch is for a program: give it behind --, as in --watch src -- python server.py".to_owned());
+    }
+    if !options.watch.iter().all(|path| path.exists()) {
+        return Err("--watch: a path does not exist: give files or folders of the program".to_owned());
+    }
+    Ok(())
 }
 
 /// Returns the URL, or `None` with a program.
@@ -392,6 +416,18 @@ mod tests {
         assert!(problem(&given).contains("--device-code"));
         let given = Options { without_effect: vec!["--host"], ..options(&["https://a.example/mcp"]) };
         assert_eq!(Settings::of(&given).expect("settings").warnings.len(), 1);
+    }
+
+    #[test]
+    fn only_the_files_of_a_program_are_watched() {
+        let watch = |path: &str| vec![PathBuf::from(path)];
+        let of_url = Options { watch: watch("/"), ..options(&["https://a.example"]) };
+        assert!(problem(&of_url).contains("--watch is for a program"));
+        let program = |path: &str| Options { watch: watch(path), command: vec!["a".to_owned()], ..options(&[]) };
+        let problem = problem(&program("/secret/absent"));
+        assert!(problem.contains("does not exist") && !problem.contains("secret"), "{problem}");
+        let settings = Settings::of(&program("/")).expect("settings");
+        assert!(settings.config.sessions.front.announces_undeclared);
     }
 
     #[test]

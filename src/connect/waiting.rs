@@ -39,8 +39,16 @@ impl Pipe {
             let until = self.lists_until().saturating_duration_since(clock::now());
             tokio::time::timeout(until, self.reached(request)).await.map_err(|_| empty())??;
         } else {
-            let late = || request.failed(Failure::before_run(ErrorCode::Unreachable));
-            let reached = self.with_progress(request, self.reached(request));
+            let unreachable = || request.failed(Failure::before_run(ErrorCode::Unreachable));
+            let late = || self.program.failure(&request.id).unwrap_or_else(unreachable);
+            let reached = async {
+                tokio::select! {
+                    biased;
+                    reached = self.reached(request) => reached,
+                    error = self.program.failed(&request.id) => Err(error),
+                }
+            };
+            let reached = self.with_progress(request, reached);
             tokio::time::timeout(self.settings.connect.wait, reached).await.map_err(|_| late())??;
         }
         let mut state = self.far.state();
@@ -63,8 +71,8 @@ impl Pipe {
         }
     }
 
-    /// Awaits `waiting`, and writes progress meanwhile if the request wants it. Behind this wait the
-    /// core writes it.
+    /// Awaits `waiting`, and writes progress meanwhile if the request wants it. Behind this wait
+    /// the core writes it.
     async fn with_progress<T>(&self, request: &HostRequest, waiting: impl Future<Output = T>) -> T {
         let beats = self.settings.progress.as_ref().filter(|beats| !beats.except.has(self.host()));
         let Some((beats, token)) = beats.zip(jsonrpc::progress_token(&request.body)) else { return waiting.await };

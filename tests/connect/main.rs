@@ -12,17 +12,25 @@ mod arguments;
 mod cuts;
 mod ends;
 mod host;
+#[cfg(target_os = "linux")]
+mod host_process;
 mod keys;
+mod lists;
 mod modern;
 mod network;
 mod opening;
 mod order;
 mod path;
 mod process;
+#[cfg(target_os = "linux")]
+mod programs;
 mod servers;
 mod strangers;
 #[path = "../it/support/mod.rs"]
 mod support;
+#[cfg(target_os = "linux")]
+#[path = "../children/table.rs"]
+mod table;
 
 use host::Host;
 use support::*;
