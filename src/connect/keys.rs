@@ -19,7 +19,8 @@ pub(super) struct CallKey {
 }
 
 impl CallKey {
-    /// Returns a new key under this promise, for a call of a revision without sessions, or of another.
+    /// Returns a new key under this promise, for a call of a revision without sessions, or of
+    /// another.
     pub(super) fn new(promise: Promise, revision: Option<Box<str>>) -> Self {
         let key = format!("{:032x}", u128::from_be_bytes(random::bytes()));
         let text = |text: String| HeaderValue::try_from(text).expect("visible ASCII");

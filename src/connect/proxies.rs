@@ -1,5 +1,5 @@
-//! Proxies of the environment: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, and `NO_PROXY`, in capitals
-//! or small letters.
+//! Proxies of the environment: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, and `NO_PROXY`, in
+//! capitals or small letters.
 //!
 //! Programs read `NO_PROXY` in different ways, and one value serves all of them. So its entries may
 //! be apart by commas or blanks, begin with a dot or `*.`, name a port, or be networks. Loopback is

@@ -31,9 +31,9 @@ pub fn is_of_tls(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidCertificate(_) | Error::AlertReceived(_) | Error::PeerIncompatible(_)))
 }
 
-/// Describes the error of a handshake that comes again at each attempt: a certificate or a parameter
-/// is refused, or the peer does not speak TLS. Returns `None` for any other. Of the peer's bytes the
-/// text has the name of an unknown authority alone.
+/// Describes the error of a handshake that comes again at each attempt: a certificate or a
+/// parameter is refused, or the peer does not speak TLS. Returns `None` for any other. Of the
+/// peer's bytes the text has the name of an unknown authority alone.
 pub fn refusal(error: &io::Error) -> Option<String> {
     let refused = of_tls(error)?;
     let is_final = match refused {

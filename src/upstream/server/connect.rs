@@ -275,7 +275,8 @@ impl Connector {
 }
 
 impl Connector {
-    /// Opens a connection to the origin, or to its proxy. In front of TLS, the proxy opens a tunnel.
+    /// Opens a connection to the origin, or to its proxy. In front of TLS, the proxy opens a
+    /// tunnel.
     async fn open_on_the_way(&self) -> Result<RawConnection, BoxError> {
         let Some(proxy) = &self.proxy else { return self.transport.clone().open(self.origin.clone()).await };
         let mut connection = self.transport.clone().open(proxy::place(proxy)).await?;

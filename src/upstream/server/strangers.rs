@@ -1,5 +1,5 @@
-//! Answers of something else than the server, on a way through networks of others: the web page of a
-//! portal or an edge, a certificate that is not trusted, a proxy that opens no tunnel.
+//! Answers of something else than the server, on a way through networks of others: the web page of
+//! a portal or an edge, a certificate that is not trusted, a proxy that opens no tunnel.
 //!
 //! They become errors in words, so that no layer above takes them for the server's: a page ends no
 //! session and no credential. Absent: redirects ([`super::redirects`]), gateways without a server,
