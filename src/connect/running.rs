@@ -36,7 +36,7 @@ pub(super) struct Kind {
     pub(super) is_listen: bool,
 }
 
-/// Counts of requests.
+/// Counts of requests, without subscriptions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Counts {
     pub(super) running: usize,
@@ -105,7 +105,7 @@ impl Running {
         let entry = Arc::new(Entry { kind, ..Entry::default() });
         self.tool_calls.fetch_add(usize::from(kind.is_tool_call), Ordering::Relaxed);
         requests.insert(id.clone(), entry.clone());
-        self.changes.send_modify(|counts| counts.running = requests.len());
+        self.changes.send_modify(|counts| counts.running += usize::from(!kind.is_listen));
         Ok(entry)
     }
 
@@ -162,7 +162,7 @@ impl Running {
         let mut requests = sync::lock(&self.requests);
         let Some(entry) = requests.remove(id) else { return false };
         self.changes.send_modify(|counts| {
-            counts.running = requests.len();
+            counts.running -= usize::from(!entry.kind.is_listen);
             counts.answered += u64::from(is_answered);
         });
         drop(requests);

@@ -1,5 +1,7 @@
 //! Hosts of 2026-07-28: the headers that HTTP wants, and subscriptions.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use super::host::*;
@@ -120,6 +122,18 @@ async fn a_subscription_whose_connection_breaks_is_begun_again_unseen() {
         host.say(&cancel(7)).await;
         sse.closed().await;
     }
+}
+
+#[tokio::test]
+async fn a_subscription_does_not_delay_the_end() {
+    let mut upstream = Upstream::start().await;
+    let mut host = Host::before(&upstream.url());
+    let sse = listen(&mut host, &mut upstream).await;
+    let began = Instant::now();
+    host.close_input();
+    sse.closed().await;
+    host.end().await;
+    assert!(began.elapsed() < Duration::from_secs(1));
 }
 
 #[tokio::test]
