@@ -228,7 +228,7 @@ pub(crate) struct Check {
     /// The configuration file (TOML), read with the environment as `serve` reads it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The same as --upstream.
+    /// URL of the server to probe, as in --upstream.
     #[arg(value_name = "URL", groups = ["server", "endpoint"])]
     pub(crate) url: Option<String>,
     /// The MCP server to probe; without a path, not even `/`, /mcp is meant.

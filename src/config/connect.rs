@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::raw::RawConfig;
+use super::Config;
 use super::read::Reader;
 use super::value::{YEAR, file};
-use super::{Config, Flags, Problems, build};
 use mcp_resume_protocol::client_names::{ClientName, ClientNames};
 
 /// Section of the configuration.
-pub(super) const SECTION: &str = "connect";
+const SECTION: &str = "connect";
 /// Names that hosts with short deadlines give in `clientInfo`. Codex counts its start and the first
 /// list as one.
 const IMPATIENT: &[&str] = &["codex-mcp-client"];
@@ -50,50 +49,6 @@ pub enum Repeat {
     ReadOnly,
     /// None.
     Never,
-}
-
-/// Unchecked values of the command line of `connect`, beside [`Flags`].
-///
-/// Has no `Debug`: a header may be a credential.
-#[derive(Clone, Default)]
-pub struct ConnectFlags {
-    /// `--header`, `--header-file` and `--bearer`, in place of `upstream.headers`.
-    pub headers: Vec<(String, String)>,
-    /// `--wait-secs`.
-    pub wait_secs: Option<String>,
-    /// `--max-wait-secs`.
-    pub max_wait_secs: Option<String>,
-    /// `--repeat`.
-    pub repeat: Option<String>,
-    /// `--remember`.
-    pub remember: Option<String>,
-    /// `--impatient`; empty for none.
-    pub impatient: Vec<String>,
-    /// `--ca-file`.
-    pub ca_file: Option<String>,
-    /// `--ipv4`.
-    pub ipv4: Option<String>,
-}
-
-impl Connecting {
-    /// Makes the configuration of `connect` from its layers; see [`Config::load`]. Of two `files`,
-    /// the second overrides the first.
-    ///
-    /// # Errors
-    /// All problems, including problems of keys that only `serve` uses. No problem quotes a value
-    /// of the command line.
-    pub fn load(
-        files: &[(String, String)],
-        env: impl IntoIterator<Item = (String, String)>,
-        flags: Flags,
-        connect: ConnectFlags,
-    ) -> Result<Self, Problems> {
-        let mut raw = RawConfig::of_files(files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        raw.add_environment(env);
-        raw.add_flags(flags);
-        raw.add_connect_flags(connect);
-        build::connecting(raw)
-    }
 }
 
 /// Reads the section.

@@ -40,8 +40,8 @@ mod way;
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use bridge::{Bridge, ModernClients};
 pub use command::{Command, InvalidVariable};
-pub use connect::{Connect, ConnectFlags, Connecting, Repeat};
-pub use flags::Flags;
+pub use connect::{Connect, Connecting, Repeat};
+pub use flags::{ConnectFlags, Flags};
 pub use headers::{ClientVariable, HeaderError, StaticHeaders};
 pub use otel::{CollectorUrl, InvalidCollector, Otel};
 pub use problem::{Origin, Problem, Problems};
@@ -528,5 +528,26 @@ impl Balancing {
         let mut raw = RawConfig::of_layers(file, env, flags);
         raw.add_replicas(replicas);
         build::balancing(raw)
+    }
+}
+
+impl Connecting {
+    /// Makes the configuration of `connect` from its layers; see [`Config::load`]. Of two `files`,
+    /// the second overrides the first.
+    ///
+    /// # Errors
+    /// All problems, including problems of keys that only `serve` uses. No problem quotes a value
+    /// of the command line.
+    pub fn load(
+        files: &[(String, String)],
+        env: impl IntoIterator<Item = (String, String)>,
+        flags: Flags,
+        connect: ConnectFlags,
+    ) -> Result<Self, Problems> {
+        let mut raw = RawConfig::of_files(files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        raw.add_environment(env);
+        raw.add_flags(flags);
+        raw.add_connect_flags(connect);
+        build::connecting(raw)
     }
 }

@@ -9,8 +9,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::connect::{self, ConnectFlags};
-use super::flags::Flags;
+use super::flags::{ConnectFlags, Flags};
 use super::problem::{Origin, Problem};
 
 const PREFIX: &str = "MCP_RESUME_";
@@ -165,7 +164,7 @@ impl RawConfig {
             self.insert("upstream", "headers", Origin::Flag("--header"), Value::Table(headers));
         }
         if !impatient.is_empty() {
-            self.insert(connect::SECTION, "impatient", Origin::Flag("--impatient"), Value::List(impatient));
+            self.insert("connect", "impatient", Origin::Flag("--impatient"), Value::List(impatient));
         }
         for (flag, key, value) in [
             ("--wait-secs", "wait_secs", wait_secs),
@@ -176,7 +175,7 @@ impl RawConfig {
             ("--ipv4", "ipv4", ipv4),
         ] {
             if let Some(value) = value {
-                self.insert(connect::SECTION, key, Origin::Flag(flag), Value::Untyped(value));
+                self.insert("connect", key, Origin::Flag(flag), Value::Untyped(value));
             }
         }
     }

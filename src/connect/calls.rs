@@ -319,11 +319,11 @@ impl Pipe {
 
 /// Place of a message.
 enum Taken {
-    /// It was written, or is not for the host.
+    /// Written, or not for the host.
     Passed,
-    /// It is the error of a proxy, with its code.
+    /// Kept: the error of a proxy, with its code.
     Failure(Bytes, ErrorCode),
-    /// It is the refusal of a call whose headers do not repeat its arguments.
+    /// Kept: the refusal of a call whose headers do not repeat its arguments.
     Mismatch(Bytes),
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE};
 
-use super::settings::{Options, Problem};
+use super::options::{Options, Problem};
 use crate::protocol::headers::names::X_API_KEY;
 
 /// Option of a header.

@@ -12,11 +12,11 @@
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
 //! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), the way of a request
-//! ([`waiting`], [`calls`], [`keys`], [`running`]), hidden tools ([`ignored`]), a server that
-//! differs from what the host was told ([`told`]), the program behind it and its files
-//! ([`reload`], [`program`], [`watch`], [`listening`]), answers of
-//! something else than the far side ([`strangers`]), the options ([`settings`], [`headers`]) with
-//! the proxies of the environment ([`proxies`]), and the place of the credentials
+//! ([`waiting`], [`calls`], [`keys`], [`running`], [`tools`]), hidden tools ([`ignored`]), a server
+//! that differs from what the host was told ([`told`]), the program behind it and its files
+//! ([`reload`], [`program`], [`watch`], [`listening`]), answers of something else than the far side
+//! ([`strangers`]), the options ([`options`], [`settings`], [`headers`]) with the proxies of the
+//! environment ([`proxies`]), and the place of the credentials
 //! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
 //! sign-in.
 
@@ -32,6 +32,7 @@ mod keys;
 mod listening;
 mod memory;
 mod opening;
+mod options;
 mod output;
 mod pipe;
 mod platform;
@@ -61,12 +62,12 @@ use self::far::Far;
 use self::ignored::IgnoredTools;
 use self::input::Input;
 use self::memory::Memory;
+pub use self::options::{Options, Problem};
 use self::output::Output;
 use self::pipe::{Pipe, Rules};
 pub use self::platform::{config_file, debug_file, memory_folder, reader_gone, stop_signal};
 pub use self::proxies::is_loopback;
 use self::settings::Settings;
-pub use self::settings::{Options, Problem};
 use self::watch::Watched;
 use crate::clock;
 use crate::sidecar::{self, Local};
