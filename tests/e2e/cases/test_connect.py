@@ -187,9 +187,8 @@ async def test_a_cancel_reaches_the_server_after_an_outage(era, servers, proxies
 async def test_a_program_that_was_killed_is_started_again(client, tmp_path, key):
     """Between two calls of one session, and in a call, which ends in words."""
     stdio.COUNTERS.mkdir(exist_ok=True)
-    variables = [f"HOME={tmp_path}", f"COUNTERS={stdio.COUNTERS}"]
     server = ["node", str(stack.ROOT / "servers/typescript-v1.mjs"), "stdio"]
-    program = connect.program(["env", *variables, stack.proxy_binary(), "connect", "--", *server])
+    program = connect.program(connect.words(server, tmp_path, COUNTERS=stdio.COUNTERS))
     async with Client(client, LEGACY, program, "quick", {"key": f"{key}-0"}, then=True) as running:
         assert await running.outcome(0) == ("result", "quick"), running.transcript
         await kill_server(server, tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 from itertools import count
 
 from harness.preloaded import LINE_MAX
@@ -11,10 +12,15 @@ from harness.stack import LEGACY, MODERN, PROTOCOL, START_LIMIT, proxy_binary
 META = "io.modelcontextprotocol/"
 
 
-def words(url, home, *options, **env):
-    """The command line of `connect` before a URL. `home`: the folder of its memory; `env`: further variables."""
+def words(target, home, *options, **env):
+    """The command line of `connect` before a URL, or before a program whose words are a list.
+
+    `home`: the folder of its files; `env`: further variables. It has no settings of the proxy, as `clean_environment`.
+    """
+    settings = [word for name in os.environ if name.startswith("MCP_RESUME_") for word in ("-u", name)]
     variables = [f"{name}={value}" for name, value in env.items()]
-    return ["env", f"HOME={home}", *variables, proxy_binary(), "connect", url, *options]
+    behind = [target] if isinstance(target, str) else ["--", *target]
+    return ["env", *settings, f"HOME={home}", *variables, proxy_binary(), "connect", *options, *behind]
 
 
 def program(command):
