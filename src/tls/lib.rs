@@ -131,8 +131,8 @@ const OF_SYSTEM: [&str; 6] = [
     "/opt/etc/ssl/certs/ca-certificates.crt",
 ];
 
-/// Returns the system's authorities, whatever the environment says. On other systems than Linux,
-/// those of the environment stand in their place.
+/// Returns the system's authorities. The environment has no part in them. On other systems than
+/// Linux, those of the environment stand in their place.
 fn of_system() -> Chain {
     #[cfg(target_os = "linux")]
     if let Some(path) = OF_SYSTEM.iter().map(Path::new).find(|path| path.exists()) {
