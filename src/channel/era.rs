@@ -3,8 +3,9 @@
 //! At many servers the first message on a channel fixes its era. Some run a call that they do not
 //! understand. So the proxy does not use a client's request for the discovery. It sends
 //! `server/discover` on a new channel, once. That channel becomes the first of its caller if the
-//! server speaks such a revision. Otherwise it ends, or is kept for the first session (`keeps_asked`). If the server ends without a response, a
-//! later request starts another discovery.
+//! server speaks such a revision. Otherwise it ends, or is kept for the first session
+//! (`keeps_asked`). If the server ends without a response, a later request starts another
+//! discovery.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -389,7 +389,7 @@ pub struct Sessions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionFront {
     /// True if there is one client, which follows its session itself. The session is opened again
-    /// at any server, whatever streams of it are open, and the client asks for changes of lists.
+    /// at any server, also while streams of it are open, and the client asks for changes of lists.
     pub takes_any_server: bool,
     /// True if changes of lists are announced that the server has not declared.
     pub announces_undeclared: bool,

@@ -1,5 +1,4 @@
-//! What a server says of itself in its handshake: as the host was told, and as the session was
-//! opened.
+//! Facts of a server by its handshake: as the host was told, and as the session was opened.
 
 use std::sync::Mutex;
 

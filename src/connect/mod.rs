@@ -11,12 +11,12 @@
 //! heartbeats, and proofs of delivery.
 //!
 //! Owned here: lines ([`input`], [`output`]), the beginning, the order and the end of the host's
-//! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), the way of a request
-//! ([`waiting`], [`calls`], [`keys`], [`running`], [`tools`]), hidden tools ([`ignored`]), a server
-//! that differs from what the host was told ([`told`]), the program behind it and its files
-//! ([`reload`], [`program`], [`watch`], [`listening`]), answers of something else than the far side
-//! ([`strangers`]), the options ([`options`], [`settings`], [`headers`]) with the proxies of the
-//! environment ([`proxies`]), and the place of the credentials
+//! session ([`opening`], [`probes`], [`memory`], [`pipe`], [`end`]), and the way of a request
+//! ([`waiting`], [`calls`], [`keys`], [`running`], [`tools`]). Hidden tools ([`ignored`]), a
+//! server that differs from its first handshake ([`told`], [`facts`]), and answers of something
+//! else than the far side ([`strangers`]). The program behind the pipe and its files ([`reload`],
+//! [`program`], [`watch`], [`listening`]). The options ([`options`], [`settings`], [`headers`])
+//! with the proxies of the environment ([`proxies`]), and the place of the credentials
 //! ([`credentials`]). Absent: resumption, revival, waiting for a server, translation, tasks; a
 //! sign-in.
 

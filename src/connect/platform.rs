@@ -54,8 +54,8 @@ pub(super) async fn slept(boot: impl Fn() -> Duration) {
     }
 }
 
-/// Resolves when nobody reads stdout any more: the host has ended, or was killed. Never for a file.
-/// A thread waits for it, since a pipe that is not written to is no matter of the runtime.
+/// Resolves when stdout has no reader any more: the host has ended, or was killed. Never for a
+/// file. A thread waits for it, since a pipe that is not written to is no matter of the runtime.
 #[cfg(unix)]
 pub async fn reader_gone() {
     use rustix::event::{PollFd, PollFlags, poll};
@@ -77,7 +77,7 @@ pub async fn reader_gone() {
     }
 }
 
-/// Resolves when nobody reads stdout any more. Not known on this platform.
+/// Resolves when stdout has no reader any more. Not known on this platform.
 #[cfg(not(unix))]
 pub async fn reader_gone() {
     std::future::pending().await

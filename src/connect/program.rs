@@ -17,7 +17,7 @@ pub(super) struct Program {
     is_watched: bool,
 }
 
-/// What requests do at the program.
+/// Handling of requests at the program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// They are sent.

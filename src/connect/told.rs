@@ -1,4 +1,4 @@
-//! What the host was told of the server, and what the server is.
+//! The server as the host was told, and as it is.
 //!
 //! They differ if the host was answered before the far side was there, or if another server has
 //! come into the session. The session goes on: methods that are gone are answered here. Absent:

@@ -175,6 +175,17 @@ impl RequestContext {
         self.session.as_ref().is_some_and(|session| session.remote_home().is_some())
     }
 
+    /// Returns true for a request that its client has sent before, by its own word.
+    pub(super) fn is_sent_again(&self) -> bool {
+        self.reliance.as_ref().is_some_and(|reliance| reliance.epoch.is_some())
+    }
+
+    /// Returns true for a client that repairs its own connections: no rule for clients of its name
+    /// is for it.
+    pub(super) fn repairs_connections(&self) -> bool {
+        self.reliance.as_ref().is_some_and(|reliance| reliance.hold.is_some())
+    }
+
     /// Protocol version of the request: its own, else its session's.
     pub(super) fn version(&self) -> Option<ProtocolVersion> {
         let session = self.session.as_deref().and_then(Session::version);

@@ -30,6 +30,7 @@ mod named_rules;
 mod priming;
 mod promise;
 mod refusals;
+mod reliance;
 mod remote_requests;
 mod request_log;
 mod resource_metadata;

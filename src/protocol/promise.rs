@@ -8,9 +8,10 @@
 //! Mcp-Resume-Epoch: 0badcafe                   repetition: the epoch that promised
 //! ```
 //!
-//! A request that is sent again with its key joins the first one within `hold` seconds, as long as
-//! the epoch is the same. A proxy with another epoch refuses the repetition with 412: it cannot know
-//! whether the first one ran. Unknown parameters are ignored, so that later versions can add some.
+//! A request that is sent again with its key joins the first one within `hold` seconds, as long
+//! as the epoch is the same. A proxy with another epoch refuses the repetition with 412: it
+//! cannot know whether the first one ran. Unknown parameters are ignored, so that later versions
+//! can add some.
 
 use std::time::Duration;
 
@@ -36,8 +37,8 @@ impl Promise {
         HeaderValue::try_from(format!("{VERSION}; epoch={}; hold={}", self.epoch, self.hold.as_secs())).ok()
     }
 
-    /// Parses the header `Mcp-Resume`. Returns `None` for another version, and without an epoch or a
-    /// time.
+    /// Parses the header `Mcp-Resume`. Returns `None` for another version, and without an epoch or
+    /// a time.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         let mut parts = value.to_str().ok()?.split(';').map(str::trim);
         if parts.next()? != VERSION {

@@ -1,5 +1,5 @@
-//! The promise to join a request that is sent again: the header `Mcp-Resume`, repetitions with their
-//! epoch, and calls of 2026-07-28 that are held and cancelled by their key.
+//! The promise to join a request that is sent again: the header `Mcp-Resume`, repetitions with
+//! their epoch, and calls of 2026-07-28 that are held and cancelled by their key.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn callers_that_are_distinct_get_the_promise() {
     let pending = Request::post(initialize(V2025_11)).start(proxy.addr).await;
     upstream.expect("initialize").await.json_with(200, "mcp-session-id: s-9\r\n", result(0)).await;
     assert_eq!(pending.response().await.header("mcp-resume"), Some(&*expected));
-    // Nobody in particular: the server's own promise does not hold here.
+    // A caller like any other: the server's own promise does not hold here.
     let pending = modern(2).start(proxy.addr).await;
     upstream.expect("tools/call").await.json_with(200, "mcp-resume: 1; epoch=x; hold=5\r\n", result(2)).await;
     assert_eq!(pending.response().await.header("mcp-resume"), None);
@@ -97,7 +97,7 @@ async fn a_repetition_of_another_epoch_runs_nothing() {
     for (request, epoch, what) in [
         (keyed(session.post(call(1))), other, "in a session"),
         (keyed(known(modern(1))), other, "by a credential"),
-        (keyed(modern(1)), &*epoch, "of nobody in particular"),
+        (keyed(modern(1)), &*epoch, "of a caller like any other"),
         (known(modern(1)), &*epoch, "without its key"),
         (keyed(known(modern(1))), "", "an empty epoch"),
     ] {
@@ -122,7 +122,7 @@ async fn a_held_call_outlives_its_connection() {
         c.streams.max_wait = Some(LATER);
     })
     .await;
-    // More than the proxy's own limit is that limit; without a key, and for nobody in particular, it is the grace.
+    // More than the proxy's own limit is that limit. Without a key or a credential it is the grace.
     for (request, is_held) in
         [(keyed(known(modern(1))), true), (known(modern(2)), false), (modern(3).with("Idempotency-Key", "k-3"), false)]
     {

@@ -31,8 +31,8 @@ use super::context::RequestContext;
 use super::forward_to_replicas;
 use super::named_rules;
 use super::priming;
-use super::promise;
 use super::refusals;
+use super::reliance;
 use super::session_state;
 use super::stream_start;
 use super::token_refresh::{self, Unproven};
@@ -95,7 +95,7 @@ pub(super) async fn handle(
 /// The response to the POST if it has no stream here.
 async fn start_call(components: &Components, request: &mut CallRequest) -> Result<Begun, Refusal> {
     admit(components, request)?;
-    promise::admit(components, &request.context, &request.call)?;
+    reliance::admit(components, &request.context, &request.call)?;
     if request.context.session.as_ref().is_some_and(|session| session.has_held()) {
         let turn = Box::pin(wait_for_held_posts(components, &mut request.context)).await;
         turn.map_err(|code| refuse(components, code, request))?;

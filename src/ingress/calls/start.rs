@@ -22,7 +22,7 @@ use crate::event_log::{
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::named_rules;
-use crate::ingress::promise;
+use crate::ingress::reliance;
 use crate::ingress::request_log::log_return;
 use crate::ingress::session_state;
 use crate::ingress::stream_finder;
@@ -193,7 +193,7 @@ fn policy(components: &Components, request: &CallRequest, settings: &config::Cal
         kind: StreamKind::Request,
         era: call.era(),
         max_wait: settings.max_wait,
-        modern_grace: promise::hold(&request.context, retry.body, settings.max_wait).or(streams.modern_grace),
+        modern_grace: reliance::hold(&request.context, retry.body, settings.max_wait).or(streams.modern_grace),
         unprimed_grace: repetition::grace_of(components, request),
         has_idempotency_key: retry.body.is_some(),
         retention: settings.retention,

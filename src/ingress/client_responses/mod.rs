@@ -26,8 +26,8 @@ use super::components::Components;
 use super::context::{RequestContext, detached};
 use super::forward;
 use super::forward_to_replicas::{self, OwnerUnknown};
-use super::promise;
 use super::refusals;
+use super::reliance;
 use super::session_state;
 use super::token_refresh::{self, Unproven};
 use crate::body::BoxBody;
@@ -69,7 +69,7 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Response<BoxBody> {
     let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
-        if promise::cancel(components, &context, &messages) {
+        if reliance::cancel(components, &context, &messages) {
             return respond::status(StatusCode::ACCEPTED);
         }
         return forward::forward_post(components, context, body).await;

@@ -45,8 +45,8 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
         held.push(Client::connect(proxy.addr).await);
         neighbour.hears().await;
     }
-    // Two of them have the places of the refused until they hang up, or for a second: a third is closed
-    // without a word.
+    // Two of them have the places of the refused until they hang up, or for a second: a third is
+    // closed without a word.
     until("a connection is closed without a word", async || {
         let _two = [Client::connect(proxy.addr).await, Client::connect(proxy.addr).await];
         Client::connect(proxy.addr).await.drain().await.is_empty()
