@@ -346,7 +346,9 @@ mod tests {
         let page = include_str!("../../docs/added-messages.md");
         let server = progress(5.0, Some(10.0), Some("…"));
         for (value, server) in [(0.0, None), (5.000_001, Some(&server))] {
-            let line = String::from_utf8(notification(&token("7"), value, server, Duration::from_secs(20))).unwrap();
+            let line =
+                String::from_utf8(notification(&token("7"), value, server, ("still running", Duration::from_secs(20))))
+                    .unwrap();
             assert!(page.contains(&format!("\n{}\n", line.replace(":7,", ":…,"))), "{line}");
         }
     }
