@@ -151,7 +151,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Serve one host on stdio before a server on HTTP, or a program.
     #[command(after_help = CONNECT_NOTES)]
-    Connect(Connect),
+    Connect(Box<Connect>),
     /// Drain a running sidecar: it refuses new calls and lets the running ones end; returns when
     /// they have.
     #[command(after_help = DRAIN_NOTES)]

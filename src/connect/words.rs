@@ -55,10 +55,8 @@ fn printable(line: &str) -> String {
     let mut characters = line.chars();
     while let Some(character) = characters.next() {
         match character {
-            '\u{1b}' => {
-                if characters.next() == Some('[') {
-                    let _ = characters.find(|character| ('@'..='~').contains(character));
-                }
+            '\u{1b}' if characters.next() == Some('[') => {
+                let _ = characters.find(|character| ('@'..='~').contains(character));
             }
             '\t' => text.push(' '),
             character if is_shown(character) => text.push(character),

@@ -68,7 +68,7 @@ fn is_page(template: &Template, response: &Response<ResponseBody>) -> bool {
         let essence = content_type.and_then(|value| value.split(|byte| *byte == b';').next());
         essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(page.as_bytes()))
     };
-    if !PAGES.iter().any(|page| has_type(&page)) {
+    if !PAGES.iter().any(has_type) {
         return false;
     }
     match response.status() {
