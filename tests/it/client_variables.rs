@@ -113,11 +113,19 @@ async fn a_session_fixes_the_value_for_each_of_its_requests() {
 #[tokio::test]
 async fn a_process_that_is_started_again_has_the_value() {
     let servers = StdioServers::start().await;
-    let proxy = servers.proxy(from_headers).await;
+    let proxy = servers
+        .proxy_with(|config| {
+            from_headers(config.upstream.command.as_mut().expect("a command"));
+            config.admin.address = Some(([127, 0, 0, 1], 0).into());
+        })
+        .await;
     let (server, session) = open(&servers, &proxy, "ghp_one").await;
     let pid = server.pid;
     server.exit().await;
     until("the process is gone", async || !StdioServer::is_running(pid)).await;
+    // The proxy may still read its output: a call is then one of the old process.
+    until("its end is known", async || metric(&proxy, r#"mcp_resume_channel_ends_total{reason="lost"}"#).await == 1.0)
+        .await;
     for other in ["ghp_two", ""] {
         let refused = of(session.post(call(1)), other).send(proxy.addr).await.status;
         assert!(matches!(refused, 403 | 404), "{refused}");
