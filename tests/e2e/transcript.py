@@ -2,8 +2,8 @@
 
     tests/e2e/.venvs/driver/bin/python tests/e2e/transcript.py [DIALECT…]
 
-Heads and bodies are unchanged, except that ids, secrets, ports and dates get short names. The framing of bodies and
-Content-Length are left out. `cases/test_transcripts.py` records again and compares.
+Heads and bodies are unchanged, except that ids, secrets, ports and dates get short names. The framing of bodies,
+Content-Length and Mcp-Resume are left out. `cases/test_transcripts.py` records again and compares.
 """
 
 import asyncio
