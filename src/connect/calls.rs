@@ -100,8 +100,8 @@ impl Pipe {
         self.gone(request).map_or(Ok(()), Err)
     }
 
-    /// Sends the request, and again if it may be repeated. Returns the error that the host gets:
-    /// the first one after which the request may have run, unless a later one says more.
+    /// Sends the request, and again if it may be repeated. Returns the error that the host gets. A
+    /// later error does not hide that an earlier attempt may have run.
     async fn attempts(&self, request: &HostRequest, entry: &Entry) -> Option<Bytes> {
         let began = clock::now();
         let has_effects = !effects::are_absent(&request.body);
@@ -135,7 +135,7 @@ impl Pipe {
                 // A subscription may last for days: its breaks are counted from its last message.
                 (until, pauses, repeats) = (clock::now() + limit, PAUSES, 0);
             }
-            if clock::now() >= until || !self.may_repeat(request, entry, (cause, began), repeats) {
+            if clock::now() >= until || !self.may_repeat(request, entry, cause, began, repeats) {
                 return Some(lost.filter(|_| !words::may_have_run(&error)).unwrap_or(error));
             }
             debug!(method = &*request.method, ?cause, "the request is sent again");
@@ -150,9 +150,9 @@ impl Pipe {
         }
     }
 
-    /// Returns true if a request may be sent again after this failure.
-    /// It was sent first at `began`.
-    fn may_repeat(&self, request: &HostRequest, entry: &Entry, (cause, began): (Cause, Instant), repeats: u32) -> bool {
+    /// Returns true if a request may be sent again after a failure of this cause. `began` is the
+    /// time of its first attempt.
+    fn may_repeat(&self, request: &HostRequest, entry: &Entry, cause: Cause, began: Instant, repeats: u32) -> bool {
         let has_key = entry.key().is_some();
         match cause {
             Cause::Broke => has_key || self.may_run_twice(request, repeats),

@@ -1,4 +1,4 @@
-//! Facts of a server by its handshake: as the host was told, and as the session was opened.
+//! Facts that servers state in handshakes: in the answer to the host, and at the far side.
 
 use std::sync::Mutex;
 

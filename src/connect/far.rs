@@ -247,16 +247,15 @@ impl Far {
             let challenge = response.headers().get(WWW_AUTHENTICATE);
             self.credentials.refused(sent.as_ref(), challenge);
         }
-        if response.status().is_success() && !respond::has_own_head(&response) {
+        let is_success_of_far = response.status().is_success() && !respond::has_own_head(&response);
+        if is_success_of_far {
             self.has_worked.store(true, Ordering::Relaxed);
         }
         let session = response.headers().get(names::MCP_SESSION_ID).cloned();
         match response.headers().get(names::MCP_RESUME) {
             Some(promise) => *sync::lock(&self.promise) = Some(Promise::parse(promise)),
-            // A server without `serve` has taken the place.
-            None if response.status().is_success() && !respond::has_own_head(&response) => {
-                *sync::lock(&self.promise) = Some(None)
-            }
+            // The far side is no `serve`, or no longer one.
+            None if is_success_of_far => *sync::lock(&self.promise) = Some(None),
             None => {}
         }
         (Self::reply(response).await, session)

@@ -11,16 +11,15 @@ use crate::random;
 /// Key of one call, and the promise that holds for it.
 pub(super) struct CallKey {
     pub(super) value: HeaderValue,
-    /// Revision of the call, if it is one without sessions.
+    /// Revision of a call outside sessions, or `None` for a call in a session.
     pub(super) revision: Option<Box<str>>,
     epoch: HeaderValue,
-    /// Time for which the call is joined.
+    /// Time within which a repetition joins the call.
     pub(super) hold: Duration,
 }
 
 impl CallKey {
-    /// Returns a new key under this promise, for a call of a revision without sessions, or of
-    /// another.
+    /// Returns a new key under this promise. `revision` is that of a call outside sessions.
     pub(super) fn new(promise: Promise, revision: Option<Box<str>>) -> Self {
         let key = format!("{:032x}", u128::from_be_bytes(random::bytes()));
         let text = |text: String| HeaderValue::try_from(text).expect("visible ASCII");

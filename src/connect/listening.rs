@@ -1,9 +1,8 @@
 //! Subscriptions of revisions without sessions (`subscriptions/listen`), beyond the replacement of
 //! their program.
 //!
-//! A subscription keeps its ID: it is sent again to the new program, and the host gets changes of
-//! its lists in place of a second acknowledgement. Such a revision has no session in which the core
-//! could compare the lists. Absent: subscriptions over broken connections (`calls.rs`), and those
+//! A subscription keeps its ID and is sent again to the new program. The host gets changes of all
+//! lists in place of a second acknowledgement, because the core compares lists in sessions alone. Absent: subscriptions over broken connections (`calls.rs`), and those
 //! whose program ends by itself.
 
 use bytes::Bytes;
