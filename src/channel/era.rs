@@ -98,7 +98,7 @@ impl Channels {
 
 impl Channels {
     /// Keeps a server with sessions for the first session, if that is configured. Returns false if
-    /// the server must end: a late response of it could be taken for one of the session.
+    /// the server must end, because its late response could count as a response in the session.
     fn keep_asked(&self, server: &Arc<Server>, has_responded: bool) -> bool {
         if !self.settings.keeps_asked || !has_responded || !server.connection.begin_session() {
             return false;

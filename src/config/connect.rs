@@ -36,7 +36,7 @@ pub struct Connect {
     pub remember: bool,
     /// Hosts whose first lists get little time.
     pub impatient: ClientNames,
-    /// File of certificate authorities beside the system's and those of the environment.
+    /// File of further certificate authorities.
     pub ca_file: Option<PathBuf>,
     /// True if only addresses of IPv4 are used.
     pub ipv4: bool,

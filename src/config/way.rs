@@ -52,7 +52,7 @@ pub struct Liveness {
     pub idle: Duration,
     /// Interval of the probes.
     pub interval: Duration,
-    /// Probes without an answer after which the connection is dead.
+    /// Number of unanswered probes after which the connection counts as dead.
     pub retries: u32,
     /// Limit for unacknowledged data. Linux counts a server that does not read a request as well.
     pub user_timeout: Duration,

@@ -19,8 +19,8 @@ const HEADER: &str = "--header";
 /// Option of a file of headers.
 const HEADER_FILE: &str = "--header-file";
 
-/// Returns the headers of the options, by their names. A later one replaces an earlier one of its
-/// name: files are first, then single headers, then the bearer token.
+/// Returns the headers of the options, by their names. A later header replaces an earlier one
+/// of its name: files are first, then single headers, then the bearer token.
 ///
 /// # Errors
 /// The first problem.

@@ -1,8 +1,9 @@
 //! Subscriptions of revisions without sessions (`subscriptions/listen`), beyond the replacement of
 //! their program.
 //!
-//! A subscription keeps its ID and is sent again to the new program. The host gets changes of all
-//! lists in place of a second acknowledgement, because the core compares lists in sessions alone. Absent: subscriptions over broken connections (`calls.rs`), and those
+//! A subscription keeps its ID and is sent again to the new program. The host gets changes of
+//! all lists in place of a second acknowledgement, because the core compares lists in sessions
+//! alone. Absent: subscriptions over broken connections (`calls.rs`), and those
 //! whose program ends by itself.
 
 use bytes::Bytes;
