@@ -279,7 +279,13 @@ impl Model {
         reading.retry = event.retry.or(retry_before);
         let parts: Vec<&str> = event.id.as_deref().map(|id| id.split('.').collect()).unwrap_or_default();
         let (handle, seq) = match parts.as_slice() {
-            [] if event.data.is_empty() && event.retry.is_some() && reading.events > 1 => {
+            [] if event.data.is_empty() && event.retry.is_some() => {
+                // A `retry` is the first event only where a newer connection takes the stream over
+                // from a response that is not primed.
+                let is_taken_over = !plan.primes(key) && self.call(key).connections > reading.connection;
+                if reading.events == 1 && !is_taken_over {
+                    return told("an event without an id");
+                }
                 let delivery = &plan.config.delivery;
                 let is_long = self.call(key).begun.is_some_and(|begun| now >= begun + delivery.retry_long_after);
                 let grows = retry_before < event.retry && event.retry == Some(millis(delivery.retry_long));
