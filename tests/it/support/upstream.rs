@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -22,6 +22,8 @@ pub(crate) struct Upstream {
     sender: mpsc::UnboundedSender<Call>,
     accepting: Option<(Arc<Notify>, JoinHandle<()>)>,
     refusals: watch::Sender<usize>,
+    /// While connections are refused: the port, so that no other test's listener gets it.
+    reserved: Option<TcpSocket>,
     connections: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<Weak<Conn>>>>,
 }
@@ -37,6 +39,7 @@ impl Upstream {
             sender,
             accepting: None,
             refusals: watch::channel(0).0,
+            reserved: None,
             connections: Arc::default(),
             open: Arc::default(),
         };
@@ -88,6 +91,7 @@ impl Upstream {
             end.notify_one();
             // Only once the task is gone is the listener closed.
             let _ = accepting.await;
+            self.reserved = Some(reserved(self.addr));
         }
         self.refusals.send_modify(|n| *n += 1);
         for conn in self.open.lock().await.iter().filter_map(Weak::upgrade) {
@@ -99,8 +103,8 @@ impl Upstream {
 
     /// Listens again on the same port.
     pub(crate) async fn listen_again(&mut self) {
-        let listener = TcpListener::bind(self.addr).await.expect("the same port");
-        self.accept(listener);
+        let socket = self.reserved.take().unwrap_or_else(|| reserved(self.addr));
+        self.accept(socket.listen(1024).expect("a socket that is bound"));
     }
 
     /// Answers everything from now on with 404.
@@ -134,6 +138,14 @@ impl Upstream {
         };
         self.accepting = Some((end, tokio::spawn(accepting)));
     }
+}
+
+/// Returns a socket that has the port of `addr` and refuses connections until it listens.
+fn reserved(addr: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("an option of the socket");
+    socket.bind(addr).expect("the same port");
+    socket
 }
 
 /// Returns the next connection, or `None` at the end.
