@@ -1,6 +1,7 @@
 """Clients of 2026-07-28 alone in front of servers that speak the revisions with sessions alone. Each tool runs once."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -9,6 +10,7 @@ from harness.checks import assert_runs
 from harness.probes import SDKS, Probing
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
+from harness.sessions import ROOTS_LIMIT
 from harness.stack import AUTO, LEGACY, MODERN, PROTOCOL, TASK_CLIENTS, Client, eventually, run_client
 from harness.tasks import handles
 
@@ -253,13 +255,28 @@ async def test_scripted_clients_are_bridged_always(sdk, server, bridged, servers
         assert_runs(servers[server], key)
 
 
+class Lost(Exception):
+    """The server's request for roots came before its client listened: it is lost, and is not sent again."""
+
+
 async def has_answered(relay, server, times):
-    """Waits until so many clients have answered the server that asks each of them once, at any time of its session."""
+    """Waits until so many clients have answered the server that asks each of them once, 350 ms after its handshake."""
     if server == "everything":
-        await eventually(lambda: len([answer for answer in relay.answers if answer.status]) == times)
+        try:
+            await eventually(lambda: len([answer for answer in relay.answers if answer.status]) == times, ROOTS_LIMIT)
+        except AssertionError as silence:
+            raise Lost(relay.report()) from silence
 
 
 async def record(setting, start, servers, server, key, call):
+    """As `record_once`, again where a request of the server was lost on a slow machine: two runs are compared as wholes."""
+    for attempt in range(4):
+        with suppress(Lost):
+            return await record_once(setting, start, servers, server, f"{key}-{attempt}", call)
+    return await record_once(setting, start, servers, server, f"{key}-4", call)
+
+
+async def record_once(setting, start, servers, server, key, call):
     """Has a client call the long tool through a proxy with this setting. Returns the POSTs at both sides of the proxy, and what the client said."""
     kind = stack.server_kind(server)
     own = f"{key}-{setting}"
