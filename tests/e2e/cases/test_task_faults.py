@@ -108,7 +108,7 @@ async def test_the_handle_survives_a_cut(client, cut, servers, proxies, key):
 async def test_a_call_whose_client_is_away_becomes_a_task_when_it_is_back(client, servers, start, key):
     settings = {**stack.TASKS, "TASKS__AFTER_MS": 1200, "DELIVERY__COMMIT_AFTER_MS": 100}
     proxy = await asyncio.to_thread(start, stack.start_proxy, servers["tasks"], **settings)
-    async with Relay(proxy.found["port"], Cut("silence", 400, primed=True, away=1.2)) as relay:
+    async with Relay(proxy.found["port"], Cut("silence", 100, primed=True, away=1.5)) as relay:
         said = await run_client(client, MODERN, relay.url(), "slow_compute", {"seconds": 4, "label": "it", "key": key})
         await assert_it_ended(relay, said, 4, servers["tasks"], key)
         [call] = relay.calls
