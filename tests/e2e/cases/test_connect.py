@@ -105,6 +105,18 @@ async def test_a_call_that_is_cut_completes(client, era, cut, servers, proxies, 
         assert_runs(servers[server], key)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("era", SERVER)
+async def test_a_call_survives_a_minute_without_a_network(era, servers, proxies, before, key):
+    server = SERVER[era]
+    async with Relay(proxies[server], Cut("event", 2, away=60)) as relay, Host(before(relay.url(), era), era) as host:
+        answer = await host.call("long", progress=key, steps=STEPS, interval_ms=INTERVAL_MS, key=key)
+        assert answer.get("result", {}).get("content") == [{"type": "text", "text": f"done {STEPS}"}], (answer, relay.report())
+        assert host.progress_of(key) == list(range(1, STEPS + 1)), relay.report()
+        assert relay.cuts == 1
+        assert_runs(servers[server], key)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("era", SERVER)
 async def test_a_response_that_is_cut_behind_any_byte_is_whole(era, step, servers, proxies, before, key):
@@ -404,7 +416,7 @@ def island():
 @pytest.mark.every_case
 @pytest.mark.parametrize("era", SERVER)
 async def test_a_silent_call_outlives_forty_seconds_of_lost_packets(era, island, servers, start, before, key):
-    """It ends meanwhile. Its result comes as soon as the network does: a packet of TCP is sent again after 26 seconds at the latest."""
+    """It ends meanwhile. Its result comes within 15 seconds after the network: dead connections are found, and others tried."""
     server = SERVER[era]
     async with Pipe(island.here("server"), servers[server]) as pipe:
         proxy = await asyncio.to_thread(
@@ -422,7 +434,7 @@ async def test_a_silent_call_outlives_forty_seconds_of_lost_packets(era, island,
             island.darken("host")
             await asyncio.sleep(40)
             island.lighten("host")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(15):
                 answer = await calling
             assert answer.get("result", {}).get("content") == [{"type": "text", "text": "done"}], (answer, host.noise)
             assert_runs(servers[server], key)
