@@ -188,7 +188,11 @@ async def test_a_cancel_reaches_the_server_after_an_outage(era, servers, proxies
         host.call("long", progress=key, steps=1000, interval_ms=INTERVAL_MS, key=key)
         await eventually(lambda: relay.cuts)
         host.cancel_last()
-        await eventually(lambda: counters(servers[server], key)["cancelled"], 30)
+
+        def told():
+            return "\n".join([str(counters(servers[server], key)), relay.report(), *host.noise])
+
+        await eventually(lambda: counters(servers[server], key)["cancelled"], 30, told)
         answer = await host.ask("tools/list")
         assert answer["result"]["tools"], relay.report()
         assert len([line for line in host.lines if "method" not in line and line["id"] == host.last_id - 1]) == 0

@@ -145,7 +145,14 @@ async def test_a_cancelled_task_is_cancelled_at_the_server(client, before, serve
         running.ask(cancel={"tool": "long", "args": {"steps": 100, "interval_ms": 200, "key": key}})
         _, message = await running.outcome(1)
         assert "cancel" in message, report(relay, running.transcript)
-        await eventually(lambda: counters(servers["python-mcp1"], key)["cancelled"] == 1)
+
+        def counted():
+            return counters(servers["python-mcp1"], key)
+
+        def told():
+            return f"{counted()}\n{report(relay, running.transcript)}"
+
+        await eventually(lambda: counted()["cancelled"] == 1, report=told)
 
 
 async def test_the_outcome_of_a_cancelled_task_is_an_error(before, key):

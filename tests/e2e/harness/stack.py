@@ -675,10 +675,10 @@ async def together(*pieces):
     return results
 
 
-async def eventually(happened, limit=START_LIMIT):
-    """Polls until `happened()`, for conditions in another process."""
+async def eventually(happened, limit=START_LIMIT, report=lambda: ""):
+    """Polls until `happened()`, for conditions in another process. `report()`: what a failure tells beside that."""
     give_up = time.monotonic() + limit
     while not happened():
         if time.monotonic() > give_up:
-            raise AssertionError(f"this did not happen within {limit} s")
+            raise AssertionError(f"this did not happen within {limit} s\n{report()}")
         await asyncio.sleep(0.02)
